@@ -1,0 +1,54 @@
+"""The errors of the product: few, each with the HTTP status and the slug a client may see.
+
+A library's error is translated into one of these once, at the edge where it appears.
+"""
+
+from __future__ import annotations
+
+
+class ExtProcError(Exception):
+    """Base of all errors raised on purpose. `status` is the HTTP status, `slug` the `error.code` of the JSON body."""
+
+    status = 500
+    slug = "internal_error"
+
+
+class ConfigError(ExtProcError):
+    """The configuration cannot be used; the message says where and what to write instead."""
+
+    slug = "configuration_error"
+
+
+class UnreadableBody(ExtProcError):
+    """The body is not a request that we can parse; the engine will judge it."""
+
+    status = 400
+    slug = "unreadable_body"
+
+
+class UnsupportedApi(ExtProcError):
+    """The path is not an API whose prompt we can render; route by load."""
+
+    status = 404
+    slug = "unsupported_api"
+
+
+class RenderError(ExtProcError):
+    """The chat template refused or failed on this request; the engine will judge it."""
+
+    status = 400
+    slug = "render_failed"
+
+
+class IndexUnavailable(ExtProcError):
+    """The index did not answer within its budget; decide by load."""
+
+    status = 503
+    slug = "index_unavailable"
+
+
+class NoInstance(ExtProcError):
+    """The pool has no instance at all: the only request that we refuse."""
+
+    status = 503
+    slug = "no_instance_available"

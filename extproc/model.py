@@ -1,0 +1,107 @@
+"""The nouns of the product. Immutable, free of I/O; every other module speaks in these.
+
+Lengths are in bytes of the rendered prompt unless a name says otherwise; loads are requests in flight
+(or bytes still to prefill); a *prompt block* is `prompt_block_bytes` bytes of the rendered prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class Role(StrEnum):
+    """What an instance does: everything, or one half of a disaggregated pair."""
+
+    BOTH = "both"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+class Source(StrEnum):
+    """What feeds the index of a pool: the engines' KV events, or what the router itself sent where."""
+
+    EVENTS = "events"
+    ROUTED = "routed"
+
+
+class Reason(StrEnum):
+    """Why a decision was made. The closed list: metrics, dynamic metadata and documents use these words and no others."""
+
+    # SMetric
+    FIRST_TURN = "first_turn"
+    STICK = "stick"
+    OVERLOADED = "overloaded"
+    EVICTED = "evicted"
+    # every other policy
+    SCORED = "scored"
+    # degradations: decided by load alone, because ...
+    NO_BODY = "no_body"  # ... the request carries none
+    BODY_NOT_SENT = "body_not_sent"  # ... Envoy does not show it before the destination is needed (STREAMED, NONE)
+    UNREADABLE_BODY = "unreadable_body"  # ... it is not JSON of the shape that its path asks for
+    UNSUPPORTED_API = "unsupported_api"  # ... the path is no API that we render
+    RENDER_FAILED = "render_failed"  # ... the chat template refused it
+    INDEX_UNAVAILABLE = "index_unavailable"  # ... the index failed or missed its budget
+    INTERNAL_ERROR = "internal_error"  # ... we have a bug; it is in the log
+    # no destination at all
+    NO_POOL = "no_pool"  # the named cluster is none of the Envoy YAML's: Envoy's own policy decides
+    NO_INSTANCE = "no_instance"  # the pool is empty: 503
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One scheduler with one KV cache: an endpoint of the pool's cluster, or one data-parallel rank of it."""
+
+    address: str  # "ip:port", IPv6 bracketed: what Envoy knows the host by
+    rank: int | None = None  # data-parallel rank; None where the endpoint has only one
+    role: Role = Role.BOTH
+    kv_events: str | None = None  # ZMQ address of this rank's KV events
+    kv_replay: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The key of this instance in index, loads and metrics: the address, and `/rank` where there are several."""
+        return self.address if self.rank is None else f"{self.address}/{self.rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """A parsed request body: what the policy and the prompt renderer need, and nothing else of it."""
+
+    model: str | None
+    turn: int  # assistant replies already in the request
+    messages: Sequence[Mapping[str, Any]]  # normalised as the engine normalises them
+    tools: Sequence[Mapping[str, Any]] | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs and what the engine adds
+    cache_salt: str | None = None
+    stream: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A rendered prompt: exactly the bytes that the engine tokenises."""
+
+    data: bytes
+    history: int  # length of the carried history: up to the end of the last assistant message; 0 without one
+    matchable: int  # length up to the first image, video or audio; the whole prompt without one
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """A decision and everything an operator may ask about it."""
+
+    instance: Instance
+    fallbacks: tuple[Instance, ...]  # where Envoy retries, by least load
+    policy: str
+    reason: Reason
+    turn: int
+    hit: int  # bytes of the prompt cached by the chosen instance
+    best_hit: int  # the highest of all instances
+    history: int
+    prompt: int
+    load: float  # of the chosen instance, before this request is counted
+    mean_load: float

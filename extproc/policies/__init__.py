@@ -1,0 +1,52 @@
+"""Policies: pure functions from what is known of the instances to a choice. One file per policy; its name is the policy's.
+
+A policy module has one function `choose(view, *, option=default, ...) -> Verdict`. Its keyword-only parameters are the
+policy's options (header `x-smetric-<option with dashes>`, see `registry`), its docstring gives formula, source and when it loses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ..model import Reason
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """What a policy may look at. `hits[i]` and `loads[i]` belong to candidate i; there is at least one candidate."""
+
+    turn: int  # assistant replies already in the request
+    history: int  # bytes of carried history (est_hit)
+    prompt: int  # bytes of the prompt
+    hits: Sequence[int]  # bytes of the prompt in each candidate's local cache
+    loads: Sequence[float]  # requests in flight (colocated) or bytes to prefill (prefill pools), before this request
+    cursor: int  # where the next tie of the round robin goes: any integer >= 0
+
+
+class Verdict(NamedTuple):
+    """The index of the chosen candidate, and why."""
+
+    candidate: int
+    reason: Reason
+
+
+def round_robin(tied: Iterable[int], cursor: int, count: int) -> int:
+    """The first of the tied candidates (ascending indices below `count`) at or after the cursor, cyclically."""
+    first: int | None = None
+    start = cursor % count
+    for candidate in tied:
+        if candidate >= start:
+            return candidate
+        if first is None:
+            first = candidate
+    if first is None:
+        raise ValueError("no candidate to choose from")
+    return first
+
+
+def lowest(scores: Sequence[float], cursor: int) -> int:
+    """The candidate with the lowest score, ties round robin."""
+    least = min(scores)
+    return round_robin((i for i, score in enumerate(scores) if score == least), cursor, len(scores))
