@@ -66,6 +66,23 @@ class Instance:
         return self.address if self.rank is None else f"{self.address}/{self.rank}"
 
 
+class Knowledge(StrEnum):
+    """How well the index knows an instance's cache. An instance that is not `exact` has no entries: it counts as no hit."""
+
+    EXACT = "exact"  # every event since the cache was empty has been applied
+    RECOVERING = "recovering"  # a gap is being replayed
+    UNKNOWN = "unknown"  # not heard of yet, unreachable, or a gap that nothing can close
+
+
+@dataclass(frozen=True, slots=True)
+class EventReport:
+    """Where the follower of one instance's events stands: what `/debug/state` shows under `events`."""
+
+    state: Knowledge
+    sequence: int  # of the newest batch applied; -1 before the first
+    lag_s: float  # age of the newest batch when it was applied
+
+
 @dataclass(frozen=True, slots=True)
 class Request:
     """A parsed request body: what the policy and the prompt renderer need, and nothing else of it."""

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from ..model import EventReport
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -38,6 +40,12 @@ class Index(Protocol):
 
     async def sizes(self, pool: str) -> Mapping[str, int]:
         """Prompt blocks held, by instance name. For operators, not for the request path: may cost time."""
+
+    async def report(self, pool: str, reports: Mapping[str, EventReport]) -> None:
+        """Tell every router that shares this index where the followers of events stand, by instance name."""
+
+    async def reports(self, pool: str) -> Mapping[str, EventReport]:
+        """The newest reports, by instance name; those older than some seconds (their follower died) are absent."""
 
     async def close(self) -> None:
         """Release connections. No method may be called after it."""

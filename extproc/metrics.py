@@ -1,0 +1,69 @@
+"""Every Prometheus metric of the product, in one table. Edges import and set them; the core returns values instead.
+
+Sums of bytes give ratios in PromQL: `rate(smetric_hit_bytes_total[5m]) / rate(smetric_prompt_bytes_total[5m])`.
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+REGISTRY = CollectorRegistry()
+
+# Decisions
+DECISIONS = Counter(
+    "smetric_decisions", "Decisions, by why they were made.", ["pool", "policy", "reason"], registry=REGISTRY
+)
+DECISION_SECONDS = Histogram(
+    "smetric_decision_seconds",
+    "Time from the last byte of a request body to the decision.",
+    ["pool"],
+    buckets=(0.0002, 0.0005, 0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.5),
+    registry=REGISTRY,
+)
+PROMPT_BYTES = Counter("smetric_prompt_bytes", "Bytes of rendered prompts.", ["pool"], registry=REGISTRY)
+HIT_BYTES = Counter("smetric_hit_bytes", "Bytes that the chosen instance had cached.", ["pool"], registry=REGISTRY)
+BEST_HIT_BYTES = Counter("smetric_best_hit_bytes", "Bytes that the best instance had.", ["pool"], registry=REGISTRY)
+
+# Requests
+STREAMS = Gauge("smetric_streams", "ext_proc streams open: one for each request in flight.", registry=REGISTRY)
+IN_FLIGHT = Gauge("smetric_in_flight", "Requests in flight.", ["pool", "instance"], registry=REGISTRY)
+UNPREFILLED_BYTES = Gauge(
+    "smetric_unprefilled_bytes", "Prompt bytes still to prefill.", ["pool", "instance"], registry=REGISTRY
+)
+SERVED_ELSEWHERE = Counter(
+    "smetric_served_elsewhere", "Requests that Envoy sent to another host than chosen.", ["pool"], registry=REGISTRY
+)
+EXCEPTIONS = Counter("smetric_exceptions", "Bugs caught before they cost a request.", ["where"], registry=REGISTRY)
+
+# KV events and the index
+EVENTS = Counter(
+    "smetric_events", "KV events applied: stored, removed or cleared.", ["pool", "instance", "kind"], registry=REGISTRY
+)
+EVENT_BLOCKS = Counter(
+    "smetric_event_blocks",
+    "Engine blocks in events, by cache tier.",
+    ["pool", "instance", "kind", "medium"],
+    registry=REGISTRY,
+)
+EVENT_ERRORS = Counter(
+    "smetric_event_errors", "Event messages that could not be used.", ["pool", "instance", "cause"], registry=REGISTRY
+)
+EVENT_GAPS = Counter(
+    "smetric_event_gaps",
+    "Breaks in an event stream, by how they ended: replayed or forgotten.",
+    ["pool", "instance", "outcome"],
+    registry=REGISTRY,
+)
+EVENT_LAG_SECONDS = Gauge(
+    "smetric_event_lag_seconds", "Age of the newest event when it was applied.", ["pool", "instance"], registry=REGISTRY
+)
+EVENT_STATE = Gauge(
+    "smetric_event_state",
+    "1 for the state that the index of an instance is in: exact, recovering or unknown.",
+    ["pool", "instance", "state"],
+    registry=REGISTRY,
+)
+INDEX_BLOCKS = Gauge("smetric_index_blocks", "Prompt blocks in the index.", ["pool", "instance"], registry=REGISTRY)
+INDEX_ERRORS = Counter(
+    "smetric_index_errors", "Failed index calls, by call and cause.", ["call", "cause"], registry=REGISTRY
+)
