@@ -28,7 +28,7 @@ class Source(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why a decision was made. The closed list: metrics, dynamic metadata and documents use these words and no others."""
+    """Why a decision was made. A closed list: metrics, dynamic metadata and documents use these words and no others."""
 
     # SMetric
     FIRST_TURN = "first_turn"
@@ -67,7 +67,7 @@ class Instance:
 
 
 class Knowledge(StrEnum):
-    """How well the index knows an instance's cache. An instance that is not `exact` has no entries: it counts as no hit."""
+    """How well the index knows an instance's cache. One that is not `exact` has no entries: it counts as no hit."""
 
     EXACT = "exact"  # every event since the cache was empty has been applied
     RECOVERING = "recovering"  # a gap is being replayed

@@ -1,8 +1,8 @@
 """Which instance holds which prompt blocks: the contract that every backend keeps (tests/index/test_contract.py).
 
-Keys are unsigned 64-bit chain keys of `blocks.py`; a chain is the keys of one prompt from its first block on. Who writes
-guarantees that an instance holds a key only while it holds all earlier keys of that chain, so a backend may bisect.
-Counting copies is the writer's duty (`mirror.py`): here a key is held or not.
+Keys are unsigned 64-bit chain keys of `blocks.py`; a chain is the keys of one prompt from its first block on. Who
+writes guarantees that an instance holds a key only while it holds all earlier keys of that chain, so a backend may
+bisect. Counting copies is the writer's duty (`mirror.py`): here a key is held or not.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..model import EventReport
+from extproc.model import EventReport
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What happened to one instance's cache, in order: forget, then remove, then add. A key is in at most one of both lists."""
+    """What happened to one instance's cache, in order: forget, remove, add. A key is in at most one of both lists."""
 
     pool: str
     instance: str  # Instance.name
@@ -30,7 +30,7 @@ class Index(Protocol):
     """Every method raises `errors.IndexUnavailable` when the backend does not answer in time, and nothing else."""
 
     async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
-        """How many leading blocks of the chain each instance holds, by instance name; those that hold none are absent."""
+        """How many leading blocks of the chain each instance holds, by instance name; who holds none is absent."""
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """Write changes in order. Idempotent: adding a held key or removing an absent one changes nothing."""

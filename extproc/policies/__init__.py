@@ -1,7 +1,7 @@
-"""Policies: pure functions from what is known of the instances to a choice. One file per policy; its name is the policy's.
+"""Policies: pure functions from what is known of the instances to a choice. One file each, named like its policy.
 
 A policy module has one function `choose(view, *, option=default, ...) -> Verdict`. Its keyword-only parameters are the
-policy's options (header `x-smetric-<option with dashes>`, see `registry`), its docstring gives formula, source and when it loses.
+policy's options (header `x-smetric-<option with dashes>`), its docstring gives formula, source and when it loses.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..model import Reason
+from extproc.model import Reason
 
 
 @dataclass(frozen=True, slots=True)
