@@ -1,0 +1,89 @@
+"""Requests in flight and bytes still to prefill, per instance: synchronous and O(1), so that every exit path can pay back.
+
+A request counts from the decision until its ext_proc stream ends; its prompt counts as unprefilled until the response
+headers come. What other router replicas have in flight is merged in from outside (`replicas.py`).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+
+class Ticket:
+    """One request's share of its instance's load. Both methods may be called any number of times, in any order."""
+
+    __slots__ = ("_loads", "_prefill", "_where")
+
+    def __init__(self, loads: Loads, where: tuple[str, str], prefill: int) -> None:
+        self._loads: Loads | None = loads
+        self._where = where
+        self._prefill = prefill
+
+    def prefilled(self) -> None:
+        """The prefill is over: response headers have come."""
+        if self._loads is not None and self._prefill:
+            self._loads._add(self._where, 0, -self._prefill)  # noqa: SLF001 - a ticket is part of Loads
+            self._prefill = 0
+
+    def release(self) -> None:
+        """The request is over, however it ended."""
+        if self._loads is not None:
+            self._loads._add(self._where, -1, -self._prefill)  # noqa: SLF001
+            self._loads = None
+
+
+class Loads:
+    """The loads of all pools: this process's own, and what its peers last said of theirs."""
+
+    def __init__(self) -> None:
+        self._own: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+        self._peers: dict[tuple[str, str], Mapping[str, tuple[int, int]]] = {}
+
+    def start(self, pool: str, instance: str, prefill: int) -> Ticket:
+        """Count one request with `prefill` bytes that the instance has not cached."""
+        self._add((pool, instance), 1, prefill)
+        return Ticket(self, (pool, instance), prefill)
+
+    def in_flight(self, pool: str, instances: Sequence[str]) -> list[int]:
+        """Requests in flight on each instance, over all replicas."""
+        return [requests for requests, _ in self._totals(pool, instances)]
+
+    def unprefilled(self, pool: str, instances: Sequence[str]) -> list[int]:
+        """Prompt bytes still to prefill on each instance, over all replicas."""
+        return [prefill for _, prefill in self._totals(pool, instances)]
+
+    def snapshot(self, pool: str) -> Mapping[str, tuple[int, int]]:
+        """This process's own (requests in flight, unprefilled bytes) by instance; idle instances are absent."""
+        return dict(self._own[pool])
+
+    def merge(self, replica: str, pool: str, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Replace what is known of a peer's loads."""
+        self._peers[replica, pool] = counts
+
+    def drop(self, replica: str) -> None:
+        """Forget a peer that fell silent."""
+        for key in [key for key in self._peers if key[0] == replica]:
+            del self._peers[key]
+
+    def _totals(self, pool: str, instances: Sequence[str]) -> list[tuple[int, int]]:
+        idle = (0, 0)
+        own = self._own[pool]
+        totals = [own.get(instance, idle) for instance in instances]
+        for (_, peer_pool), counts in self._peers.items():
+            if peer_pool == pool and counts:
+                for i, instance in enumerate(instances):
+                    if instance in counts:
+                        requests, prefill = counts[instance]
+                        totals[i] = (totals[i][0] + requests, totals[i][1] + prefill)
+        return totals
+
+    def _add(self, where: tuple[str, str], requests: int, prefill: int) -> None:
+        pool, instance = where
+        own = self._own[pool]
+        before = own.get(instance, (0, 0))
+        after = (before[0] + requests, before[1] + prefill)
+        if after == (0, 0):
+            own.pop(instance, None)
+        else:
+            own[instance] = after

@@ -1,0 +1,49 @@
+"""The policies by name: every module of this package that has a `choose`. A new policy is a new file, nothing else.
+
+A policy's name is its file's with dashes; an option is a keyword-only parameter of `choose`, named on the wire
+`x-smetric-` and the parameter with dashes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Mapping
+from functools import cache
+from importlib import import_module
+from typing import Protocol
+
+import extproc.policies
+from extproc.policies import Verdict, View
+
+
+class Policy(Protocol):
+    """A policy's `choose`; options are keyword-only."""
+
+    def __call__(self, view: View, **options: float) -> Verdict: ...
+
+
+DEFAULT = "smetric"
+
+
+@cache
+def _table() -> Mapping[str, Callable[..., Verdict]]:
+    modules = sorted(module.name for module in pkgutil.iter_modules(extproc.policies.__path__))
+    found = ((name, import_module(f"extproc.policies.{name}")) for name in modules)
+    return {name.replace("_", "-"): module.choose for name, module in found if hasattr(module, "choose")}
+
+
+def names() -> tuple[str, ...]:
+    """Every policy, in alphabetical order."""
+    return tuple(_table())
+
+
+def get(name: str) -> Policy:
+    """The policy's function. Raises KeyError for a name that is none of `names()`."""
+    return _table()[name]
+
+
+def options(name: str) -> Mapping[str, float]:
+    """The policy's options and their defaults. Raises KeyError for a name that is none of `names()`."""
+    parameters = inspect.signature(get(name)).parameters.values()
+    return {p.name: p.default for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY}
