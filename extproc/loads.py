@@ -1,4 +1,4 @@
-"""Requests in flight and bytes still to prefill, per instance: synchronous and O(1), so that every exit path can pay back.
+"""Requests in flight and bytes still to prefill, per instance: synchronous and O(1), so that every exit path pays back.
 
 A request counts from the decision until its ext_proc stream ends; its prompt counts as unprefilled until the response
 headers come. What other router replicas have in flight is merged in from outside (`replicas.py`).
@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 
 class Ticket:
-    """One request's share of its instance's load. Both methods may be called any number of times, in any order."""
+    """One request's share of its instance's load. Its methods may be called any number of times, in any order."""
 
     __slots__ = ("_loads", "_prefill", "_where")
 
@@ -25,6 +25,13 @@ class Ticket:
         if self._loads is not None and self._prefill:
             self._loads._add(self._where, 0, -self._prefill)  # noqa: SLF001 - a ticket is part of Loads
             self._prefill = 0
+
+    def move(self, instance: str) -> None:
+        """Envoy reached another instance of the pool than chosen."""
+        if self._loads is not None and instance != self._where[1]:
+            self._loads._add(self._where, -1, -self._prefill)  # noqa: SLF001
+            self._where = (self._where[0], instance)
+            self._loads._add(self._where, 1, self._prefill)  # noqa: SLF001
 
     def release(self) -> None:
         """The request is over, however it ended."""

@@ -33,6 +33,9 @@ UNPREFILLED_BYTES = Gauge(
 SERVED_ELSEWHERE = Counter(
     "smetric_served_elsewhere", "Requests that Envoy sent to another host than chosen.", ["pool"], registry=REGISTRY
 )
+BAD_ROUTES = Counter(
+    "smetric_bad_routes", "Streams whose x-smetric-* metadata could not be used; the default was.", registry=REGISTRY
+)
 EXCEPTIONS = Counter("smetric_exceptions", "Bugs caught before they cost a request.", ["where"], registry=REGISTRY)
 
 # KV events and the index

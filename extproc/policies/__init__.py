@@ -32,7 +32,7 @@ class Verdict(NamedTuple):
     reason: Reason
 
 
-def round_robin(tied: Iterable[int], cursor: int, count: int) -> int:
+def in_turn(tied: Iterable[int], cursor: int, count: int) -> int:
     """The first of the tied candidates (ascending indices below `count`) at or after the cursor, cyclically."""
     first: int | None = None
     start = cursor % count
@@ -49,4 +49,4 @@ def round_robin(tied: Iterable[int], cursor: int, count: int) -> int:
 def lowest(scores: Sequence[float], cursor: int) -> int:
     """The candidate with the lowest score, ties round robin."""
     least = min(scores)
-    return round_robin((i for i, score in enumerate(scores) if score == least), cursor, len(scores))
+    return in_turn((i for i, score in enumerate(scores) if score == least), cursor, len(scores))

@@ -17,7 +17,7 @@ when a first turn's load says little of its later turns (few, very long sessions
 from __future__ import annotations
 
 from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest, round_robin
+from extproc.policies import Verdict, View, in_turn, lowest
 
 
 def choose(view: View, *, overload: float = 2.0, overload_floor: float = 1.0, hit_ratio: float = 0.5) -> Verdict:
@@ -27,7 +27,7 @@ def choose(view: View, *, overload: float = 2.0, overload_floor: float = 1.0, hi
     longest = max(view.hits)
     holders = [i for i, hit in enumerate(view.hits) if hit == longest]
     load = min(view.loads[i] for i in holders)
-    sticky = round_robin((i for i in holders if view.loads[i] == load), view.cursor, len(view.loads))
+    sticky = in_turn((i for i in holders if view.loads[i] == load), view.cursor, len(view.loads))
     if longest > 0 and load > max(overload * sum(view.loads) / len(view.loads), overload_floor):
         return Verdict(lowest(view.loads, view.cursor), Reason.OVERLOADED)
     if longest <= hit_ratio * view.history:

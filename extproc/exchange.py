@@ -1,0 +1,310 @@
+"""One ext_proc stream as a state machine without I/O: Envoy's messages in, answers and requests for a decision out.
+
+It owns the order of a stream: which message may come when, which answer it gets, and when the destination must be
+known. It refuses to know protobuf (`wire.py`), gRPC (`server.py`) and how an instance is chosen (`router.py`).
+
+    exchange = Exchange()
+    for output in exchange.receive(event):
+        match output:
+            case Decide():    for answer in exchange.decided(routing): ...   (or exchange.refused(error))
+            case Prefilled(): the engine has answered
+            case _:           an answer for Envoy, in this order
+
+The rules it keeps are Envoy's: in BUFFERED mode headers are answered before the body comes and the destination rides on
+the body's answer; in FULL_DUPLEX_STREAMED mode the header answer is held back until the decision, then headers, the
+whole body again in chunks, and trailers; STREAMED and NONE need the destination at the headers.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import ClassVar
+
+from extproc.errors import ExtProcError
+from extproc.model import Reason
+
+CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
+
+
+class BodyMode(Enum):
+    """How Envoy sends a body (`protocol_config`). UNKNOWN: an Envoy too old to say; taken for BUFFERED."""
+
+    UNKNOWN = "UNKNOWN"
+    NONE = "NONE"
+    STREAMED = "STREAMED"
+    BUFFERED = "BUFFERED"
+    BUFFERED_PARTIAL = "BUFFERED_PARTIAL"
+    FULL_DUPLEX_STREAMED = "FULL_DUPLEX_STREAMED"
+
+
+# Envoy's messages
+
+
+@dataclass(frozen=True, slots=True)
+class RequestHeaders:
+    """The first message of a stream. `headers` has lower-case names; repeated headers are joined by commas."""
+
+    headers: Mapping[str, str]
+    end_of_stream: bool = False
+    request_body_mode: BodyMode = BodyMode.UNKNOWN
+    response_body_mode: BodyMode = BodyMode.UNKNOWN
+
+
+@dataclass(frozen=True, slots=True)
+class RequestBody:
+    """A piece of the request body, or all of it."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTrailers:
+    """The end of a request that has trailers."""
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseHeaders:
+    """The engine has answered. `served` is the "ip:port" that Envoy reached, None where Envoy does not say."""
+
+    headers: Mapping[str, str]
+    end_of_stream: bool = False
+    served: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseBody:
+    """A piece of the response body; only where an operator asks Envoy to send it."""
+
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ResponseTrailers:
+    """The end of a response that has trailers."""
+
+
+Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
+
+
+# Outputs
+
+
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """What a decision changes: request headers to set and to remove, and dynamic metadata by namespace."""
+
+    set_headers: Mapping[str, str] = field(default_factory=dict)
+    remove_headers: tuple[str, ...] = ()
+    metadata: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Decide:
+    """A destination is needed. `body` is None where none can be had, and then `degraded` says why."""
+
+    headers: Mapping[str, str]
+    body: bytes | None
+    degraded: Reason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """The engine has answered with this status: prefill is over. `served` as in ResponseHeaders."""
+
+    status: str
+    served: str | None
+
+
+class Phase(Enum):
+    """Which message an answer answers."""
+
+    REQUEST_HEADERS = "request_headers"
+    REQUEST_BODY = "request_body"
+    REQUEST_TRAILERS = "request_trailers"
+    RESPONSE_HEADERS = "response_headers"
+    RESPONSE_BODY = "response_body"
+    RESPONSE_TRAILERS = "response_trailers"
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Let the message pass; `routing` says what the decision changes on it."""
+
+    phase: Phase
+    routing: Routing | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """A piece of body given back to Envoy, which forgets whatever is not (FULL_DUPLEX_STREAMED)."""
+
+    phase: Phase
+    data: bytes
+    end_of_stream: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Immediate:
+    """Answer the client ourselves."""
+
+    status: int
+    body: bytes
+    routing: Routing
+
+
+Answer = Continue | Streamed | Immediate
+Output = Decide | Prefilled | Answer
+
+
+class ProtocolViolation(Exception):
+    """Envoy sent what no row of the table allows. The stream cannot go on; the request can."""
+
+
+class State(Enum):
+    """Where a stream stands."""
+
+    OPENING = "opening"  # nothing has come yet
+    RECEIVING = "receiving"  # the request body is coming
+    DECIDING = "deciding"  # the caller owes a decision
+    ROUTED = "routed"  # the request is on its way to the engine
+    RESPONDING = "responding"  # the engine's answer is on its way to the client
+    ANSWERED = "answered"  # we answered the client ourselves
+
+
+class Exchange:
+    """One stream. `receive`, `decided` and `refused` return what to do next, in order."""
+
+    def __init__(self) -> None:
+        self.state = State.OPENING
+        self._headers: Mapping[str, str] = {}
+        self._body: list[bytes] = []
+        self._request_mode = BodyMode.UNKNOWN
+        self._response_mode = BodyMode.UNKNOWN
+        self._answer_due = Phase.REQUEST_HEADERS  # the message that the decision will ride on
+        self._trailers = False
+
+    def receive(self, event: Event) -> list[Output]:
+        """Take Envoy's next message. Raises ProtocolViolation where the table has no row for it."""
+        try:
+            row = self.TRANSITIONS[self.state, type(event)]
+        except KeyError:
+            raise ProtocolViolation(f"{type(event).__name__} while {self.state.value}") from None
+        return row(self, event)
+
+    def decided(self, routing: Routing) -> list[Output]:
+        """The answers that send the request to where `routing` says."""
+        self._leave_deciding(State.ROUTED)
+        outputs: list[Output] = [Continue(self._answer_due, routing)]
+        if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED and self._answer_due is Phase.REQUEST_HEADERS:
+            outputs += _chunks(Phase.REQUEST_BODY, b"".join(self._body), end_of_stream=not self._trailers)
+            if self._trailers:
+                outputs.append(Continue(Phase.REQUEST_TRAILERS))
+        self._body.clear()
+        return outputs
+
+    def refused(self, error: ExtProcError, routing: Routing) -> list[Output]:
+        """The answer that tells the client, in OpenAI's form, why nobody can serve the request."""
+        self._leave_deciding(State.ANSWERED)
+        self._body.clear()
+        message = {"message": str(error), "type": "service_unavailable", "param": None, "code": error.slug}
+        return [Immediate(error.status, json.dumps({"error": message}).encode(), routing)]
+
+    def _leave_deciding(self, state: State) -> None:
+        if self.state is not State.DECIDING:
+            raise ProtocolViolation(f"a decision while {self.state.value}")
+        self.state = state
+
+    def _decide(self, answer_due: Phase, body: bytes | None, degraded: Reason | None = None) -> list[Output]:
+        self.state = State.DECIDING
+        self._answer_due = answer_due
+        return [Decide(self._headers, body, degraded)]
+
+    # Rows of the table
+
+    def _open(self, event: RequestHeaders) -> list[Output]:
+        self._headers = event.headers
+        self._request_mode, self._response_mode = event.request_body_mode, event.response_body_mode
+        if event.end_of_stream:
+            self._request_mode = BodyMode.NONE  # nothing to give back, whatever the mode
+            return self._decide(Phase.REQUEST_HEADERS, None, Reason.NO_BODY)
+        if self._request_mode in (BodyMode.NONE, BodyMode.STREAMED):
+            return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_NOT_SENT)
+        self.state = State.RECEIVING
+        if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return []
+        return [Continue(Phase.REQUEST_HEADERS)]
+
+    def _open_at_body(self, event: RequestBody) -> list[Output]:
+        """The operator set `request_header_mode: SKIP`: without a path the body cannot be read."""
+        self.state = State.RECEIVING
+        return self._collect(event)
+
+    def _collect(self, event: RequestBody) -> list[Output]:
+        self._body.append(event.data)
+        if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return self._decide(Phase.REQUEST_HEADERS, b"".join(self._body)) if event.end_of_stream else []
+        # Whatever end_of_stream says: it is false where trailers follow a BUFFERED body, and those we may never see.
+        return self._decide(Phase.REQUEST_BODY, b"".join(self._body))
+
+    def _collect_trailers(self, _: RequestTrailers) -> list[Output]:
+        self._trailers = True
+        duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
+        body = b"".join(self._body)
+        return self._decide(Phase.REQUEST_HEADERS if duplex else Phase.REQUEST_TRAILERS, body)
+
+    def _repeat_streamed(self, event: RequestBody) -> list[Output]:
+        """A body after the decision: more of it in STREAMED mode, elsewhere Envoy's duplicate of the last chunk."""
+        streamed = self._request_mode in (BodyMode.STREAMED, BodyMode.UNKNOWN)
+        return [Continue(Phase.REQUEST_BODY)] if streamed else []
+
+    def _pass_request_trailers(self, _: RequestTrailers) -> list[Output]:
+        return [Continue(Phase.REQUEST_TRAILERS)]
+
+    def _respond(self, event: ResponseHeaders) -> list[Output]:
+        self.state = State.RESPONDING
+        status = event.headers.get(":status", "")
+        return [Prefilled(status, event.served), Continue(Phase.RESPONSE_HEADERS)]
+
+    def _pass_response_body(self, event: ResponseBody) -> list[Output]:
+        if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
+            return list(_chunks(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream))
+        return [Continue(Phase.RESPONSE_BODY)]
+
+    def _pass_response_trailers(self, _: ResponseTrailers) -> list[Output]:
+        return [Continue(Phase.RESPONSE_TRAILERS)]
+
+    def _ignore(self, _: Event) -> list[Output]:
+        return []
+
+    # Order is data: a message that has no row in a state does not exist there. DECIDING has none: the caller decides
+    # first. A response may come before a decision (an Envoy that refuses a body over its limit answers by itself), and
+    # a request's last messages may come after its response began.
+    TRANSITIONS: ClassVar[Mapping[tuple[State, type[Event]], Callable[..., list[Output]]]] = {
+        (State.OPENING, RequestHeaders): _open,
+        (State.OPENING, RequestBody): _open_at_body,
+        (State.OPENING, ResponseHeaders): _respond,
+        (State.RECEIVING, RequestBody): _collect,
+        (State.RECEIVING, RequestTrailers): _collect_trailers,
+        (State.RECEIVING, ResponseHeaders): _respond,
+        (State.ROUTED, RequestBody): _repeat_streamed,
+        (State.ROUTED, RequestTrailers): _pass_request_trailers,
+        (State.ROUTED, ResponseHeaders): _respond,
+        (State.RESPONDING, RequestBody): _repeat_streamed,
+        (State.RESPONDING, RequestTrailers): _pass_request_trailers,
+        (State.RESPONDING, ResponseBody): _pass_response_body,
+        (State.RESPONDING, ResponseTrailers): _pass_response_trailers,
+        (State.ANSWERED, RequestBody): _ignore,
+        (State.ANSWERED, RequestTrailers): _ignore,
+    }
+
+
+def _chunks(phase: Phase, body: bytes, *, end_of_stream: bool) -> Iterator[Streamed]:
+    """The body in pieces that Envoy takes, `end_of_stream` on the last one only; an empty body is one empty piece."""
+    starts = range(0, max(len(body), 1), CHUNK)
+    for start in starts:
+        yield Streamed(phase, body[start : start + CHUNK], end_of_stream and start == starts[-1])

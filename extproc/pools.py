@@ -1,0 +1,43 @@
+"""The pools of instances: what configuration says of each, and which instances may be chosen at the moment."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from extproc import blocks
+from extproc.model import Instance, Source
+from extproc.prompt import PromptRenderer
+
+# How long an instance that Envoy could not reach is left alone before one more request tries it. Long enough that a
+# dead instance, idle and so the least loaded, costs few requests a retry; short enough that a restart is soon used.
+SUSPECT_S = 5.0
+
+
+@dataclass(slots=True)
+class Pool:
+    """One Envoy cluster. Its instances change as DNS and EDS do; what configuration says of it does not."""
+
+    name: str
+    renderer: PromptRenderer
+    models: frozenset[str] = frozenset()  # names of the base model; empty: any that is no known adapter
+    block_bytes: int = blocks.DEFAULT_SIZE
+    source: Source = Source.EVENTS
+    instances: Sequence[Instance] = ()
+    cursor: int = 0  # where the next round robin goes
+    _suspects: dict[str, float] = field(default_factory=dict)  # address -> when to trust it again
+
+    def candidates(self, now: float) -> Sequence[Instance]:
+        """The instances to choose from: all but the unreachable ones, or all where none is left."""
+        if not self._suspects:
+            return self.instances
+        self._suspects = {address: until for address, until in self._suspects.items() if until > now}
+        return [i for i in self.instances if i.address not in self._suspects] or self.instances
+
+    def reached(self, chosen: Instance, served: str, now: float) -> bool:
+        """Learn which host answered. False where it was not the chosen one, which is then left alone for a while."""
+        self._suspects.pop(served, None)
+        if served == chosen.address:
+            return True
+        self._suspects[chosen.address] = now + SUSPECT_S
+        return False

@@ -1,0 +1,46 @@
+"""A decision as Envoy sees it: the headers and the dynamic metadata that name the destination and explain the choice.
+
+The destination follows the Endpoint Picker Protocol (Gateway API Inference Extension, proposal 004): one list, the
+choice first and fallbacks after it, in a header and in dynamic metadata. In the Envoy configuration that we ship only
+the metadata steers, because a client can send the header too; it is overwritten for gateways that read it.
+"""
+
+from __future__ import annotations
+
+from extproc.exchange import Routing
+from extproc.model import Choice, Reason
+
+DESTINATION = "x-gateway-destination-endpoint"
+SERVED = "x-gateway-destination-endpoint-served"
+NAMESPACE = "envoy.lb"
+EXPLANATION = "smetric"  # namespace of the metadata for access logs
+RANK = "x-data-parallel-rank"
+
+
+def to(choice: Choice, decision_ms: float) -> Routing:
+    """Send the request to the choice; `decision_ms` is how long the decision took."""
+    destinations = ",".join(dict.fromkeys(instance.address for instance in (choice.instance, *choice.fallbacks)))
+    headers = {DESTINATION: destinations}
+    explanation: dict[str, str | float] = {
+        "instance": choice.instance.address,
+        "policy": choice.policy,
+        "reason": choice.reason.value,
+        "turn": choice.turn,
+        "hit_bytes": choice.hit,
+        "best_hit_bytes": choice.best_hit,
+        "history_bytes": choice.history,
+        "prompt_bytes": choice.prompt,
+        "load": choice.load,
+        "mean_load": round(choice.mean_load, 3),
+        "decision_ms": round(decision_ms, 3),
+    }
+    if choice.instance.rank is None:
+        return Routing(headers, (RANK,), {NAMESPACE: {DESTINATION: destinations}, EXPLANATION: explanation})
+    headers[RANK] = str(choice.instance.rank)
+    explanation["rank"] = choice.instance.rank
+    return Routing(headers, (), {NAMESPACE: {DESTINATION: destinations}, EXPLANATION: explanation})
+
+
+def nowhere(reason: Reason) -> Routing:
+    """Name no destination: Envoy's own policy decides, and a destination that the client sent does not count."""
+    return Routing(remove_headers=(DESTINATION, RANK), metadata={EXPLANATION: {"reason": reason.value}})

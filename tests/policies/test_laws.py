@@ -1,0 +1,72 @@
+"""Laws that every policy keeps. A new policy file is tested here without a change."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.policies import View, in_turn, lowest, registry
+
+POLICIES = registry.names()
+
+
+@st.composite
+def views(draw: st.DrawFn) -> View:
+    """Any view that a router can build, the extremes included: no history, no load, no hit, one instance."""
+    count = draw(st.integers(1, 40))
+    prompt = draw(st.integers(0, 10**7))
+    lengths = st.integers(0, prompt)
+    return View(
+        turn=draw(st.integers(0, 500)),
+        history=draw(lengths),
+        prompt=prompt,
+        hits=draw(st.lists(lengths | st.just(0), min_size=count, max_size=count)),
+        loads=draw(st.lists(st.integers(0, 1000) | st.floats(0, 1e9), min_size=count, max_size=count)),
+        cursor=draw(st.integers(0, 10**9)),
+    )
+
+
+@pytest.mark.parametrize("name", POLICIES)
+@given(view=views())
+def test_a_candidate_is_returned_and_nothing_is_changed(name: str, view: View) -> None:
+    """A policy is total, chooses one of the candidates, leaves its input alone, and repeats itself."""
+    before = copy.deepcopy(view)
+    verdict = registry.get(name)(view)
+    assert 0 <= verdict.candidate < len(view.loads)
+    assert view == before
+    assert registry.get(name)(view) == verdict
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_equal_instances_take_turns(name: str) -> None:
+    """Where nothing tells instances apart, a first turn goes to the next one, as the cursor moves."""
+    chosen = [registry.get(name)(View(0, 0, 1000, [0] * 4, [0] * 4, cursor)).candidate for cursor in range(8)]
+    assert sorted(chosen) == [0, 0, 1, 1, 2, 2, 3, 3]
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_options_have_numeric_defaults(name: str) -> None:
+    """Options come from headers as numbers, so every option is a number with a default."""
+    assert all(isinstance(value, (int, float)) for value in registry.options(name).values())
+
+
+def test_an_unknown_policy_is_a_key_error() -> None:
+    """The registry answers for its own files only."""
+    with pytest.raises(KeyError):
+        registry.get("no-such-policy")
+
+
+@given(st.lists(st.floats(0, 5), min_size=1, max_size=20), st.integers(0, 100))
+def test_lowest_returns_a_minimum(scores: list[float], cursor: int) -> None:
+    """`lowest` returns one of the minima, whatever the cursor."""
+    assert scores[lowest(scores, cursor)] == min(scores)
+
+
+def test_turns_are_cyclic() -> None:
+    """The first tied candidate at or after the cursor wins; past the last one it starts over."""
+    assert [in_turn([1, 3], cursor, 5) for cursor in range(6)] == [1, 1, 3, 3, 1, 1]
+    with pytest.raises(ValueError, match="no candidate"):
+        in_turn([], 0, 5)

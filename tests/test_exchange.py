@@ -1,0 +1,233 @@
+"""The exchange as scripts: Envoy's messages in, answers out, for every body mode; then any order of messages at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.errors import NoInstance
+from extproc.exchange import (
+    CHUNK,
+    BodyMode,
+    Continue,
+    Decide,
+    Event,
+    Exchange,
+    Immediate,
+    Output,
+    Phase,
+    Prefilled,
+    ProtocolViolation,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Routing,
+    State,
+    Streamed,
+)
+from extproc.model import Reason
+
+HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}
+ROUTING = Routing(set_headers={"x": "1"}, metadata={"envoy.lb": {"x": "1"}})
+OK = ResponseHeaders({":status": "200"}, served="10.0.0.1:8000")
+
+
+def opening(mode: BodyMode, *, end: bool = False, response: BodyMode = BodyMode.NONE) -> RequestHeaders:
+    return RequestHeaders(HEADERS, end, mode, response)
+
+
+def play(exchange: Exchange, *events: Event) -> list[Output]:
+    """Feed events; every decision asked for is answered by ROUTING."""
+    outputs: list[Output] = []
+    for event in events:
+        for output in exchange.receive(event):
+            outputs.append(output)
+            if isinstance(output, Decide):
+                outputs += exchange.decided(ROUTING)
+    return outputs
+
+
+def streamed(phase: Phase, *pieces: tuple[bytes, bool]) -> list[Output]:
+    return [Streamed(phase, data, end) for data, end in pieces]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL, BodyMode.UNKNOWN])
+def test_buffered_answers_headers_first_and_routes_on_the_body(mode: BodyMode) -> None:
+    """The body only comes once the headers are answered; the destination rides on the body's answer."""
+    assert play(Exchange(), opening(mode), RequestBody(b"{}", True), OK) == [
+        Continue(Phase.REQUEST_HEADERS),
+        Decide(HEADERS, b"{}"),
+        Continue(Phase.REQUEST_BODY, ROUTING),
+        Prefilled("200", "10.0.0.1:8000"),
+        Continue(Phase.RESPONSE_HEADERS),
+    ]
+
+
+def test_a_buffered_body_before_trailers_decides() -> None:
+    """Trailers make the body's end_of_stream false, and may never be shown to us: the body must do."""
+    assert play(Exchange(), opening(BodyMode.BUFFERED), RequestBody(b"{}", False), RequestTrailers()) == [
+        Continue(Phase.REQUEST_HEADERS),
+        Decide(HEADERS, b"{}"),
+        Continue(Phase.REQUEST_BODY, ROUTING),
+        Continue(Phase.REQUEST_TRAILERS),
+    ]
+
+
+def test_a_duplicate_last_chunk_is_ignored() -> None:
+    """Envoy can deliver the end of a large body twice; a second answer would be spurious."""
+    exchange = Exchange()
+    play(exchange, opening(BodyMode.BUFFERED), RequestBody(b"{}", True))
+    assert exchange.receive(RequestBody(b"{}", True)) == []
+
+
+def test_full_duplex_holds_the_headers_until_the_choice_is_made() -> None:
+    """Nothing is answered before the decision; then headers, the whole body, and end_of_stream exactly once."""
+    exchange = Exchange()
+    assert play(exchange, opening(BodyMode.FULL_DUPLEX_STREAMED), RequestBody(b"{", False)) == []
+    assert play(exchange, RequestBody(b"}", True)) == [
+        Decide(HEADERS, b"{}"),
+        Continue(Phase.REQUEST_HEADERS, ROUTING),
+        Streamed(Phase.REQUEST_BODY, b"{}", True),
+    ]
+    assert exchange.receive(RequestBody(b"}", True)) == []
+
+
+def test_full_duplex_trailers_end_the_body() -> None:
+    """With trailers the body never says end_of_stream, neither does ours, and the trailers come last."""
+    events = (opening(BodyMode.FULL_DUPLEX_STREAMED), RequestBody(b"{}", False), RequestTrailers())
+    assert play(Exchange(), *events) == [
+        Decide(HEADERS, b"{}"),
+        Continue(Phase.REQUEST_HEADERS, ROUTING),
+        Streamed(Phase.REQUEST_BODY, b"{}", False),
+        Continue(Phase.REQUEST_TRAILERS),
+    ]
+
+
+@pytest.mark.parametrize("size", [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK])
+def test_full_duplex_gives_back_every_byte_in_small_chunks(size: int) -> None:
+    """Whatever is not echoed is lost, and Envoy refuses chunks of 64 KiB."""
+    body = bytes(i % 251 for i in range(size))
+    outputs = play(Exchange(), opening(BodyMode.FULL_DUPLEX_STREAMED), RequestBody(body, True))
+    chunks = [output for output in outputs if isinstance(output, Streamed)]
+    assert b"".join(chunk.data for chunk in chunks) == body
+    assert all(len(chunk.data) <= CHUNK for chunk in chunks)
+    assert [chunk.end_of_stream for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.NONE])
+def test_where_the_body_comes_too_late_the_headers_decide(mode: BodyMode) -> None:
+    """STREAMED and NONE need the destination at the headers: by load alone, and the reason says so."""
+    assert play(Exchange(), opening(mode)) == [
+        Decide(HEADERS, None, Reason.BODY_NOT_SENT),
+        Continue(Phase.REQUEST_HEADERS, ROUTING),
+    ]
+
+
+def test_streamed_gets_one_answer_per_chunk() -> None:
+    """Every message of a STREAMED body waits for its answer, and none is a streamed_response."""
+    exchange = Exchange()
+    play(exchange, opening(BodyMode.STREAMED))
+    assert play(exchange, RequestBody(b"a", False), RequestBody(b"b", True)) == [Continue(Phase.REQUEST_BODY)] * 2
+
+
+@pytest.mark.parametrize("mode", list(BodyMode))
+def test_a_request_without_body_decides_at_the_headers(mode: BodyMode) -> None:
+    """GET /v1/models and its like are routed by load, in every mode, and no empty body is invented."""
+    assert play(Exchange(), opening(mode, end=True)) == [
+        Decide(HEADERS, None, Reason.NO_BODY),
+        Continue(Phase.REQUEST_HEADERS, ROUTING),
+    ]
+
+
+def test_response_bodies_pass_in_every_mode() -> None:
+    """Where an operator has response bodies sent, they are echoed (full duplex) or answered, never changed."""
+    duplex, other = Exchange(), Exchange()
+    end = (OK, ResponseBody(b"x" * (CHUNK + 1), True))
+    outputs = play(duplex, opening(BodyMode.BUFFERED, end=True, response=BodyMode.FULL_DUPLEX_STREAMED), *end)
+    assert outputs[-2:] == streamed(Phase.RESPONSE_BODY, (b"x" * CHUNK, False), (b"x", True))
+    outputs = play(other, opening(BodyMode.BUFFERED, end=True, response=BodyMode.STREAMED), *end, ResponseTrailers())
+    assert outputs[-2:] == [Continue(Phase.RESPONSE_BODY), Continue(Phase.RESPONSE_TRAILERS)]
+
+
+def test_an_answer_before_the_decision_passes() -> None:
+    """Envoy itself may answer (a body over its limit) while we wait for the body."""
+    exchange = Exchange()
+    play(exchange, opening(BodyMode.BUFFERED))
+    refusal = ResponseHeaders({":status": "413"})
+    assert play(exchange, refusal) == [Prefilled("413", None), Continue(Phase.RESPONSE_HEADERS)]
+
+
+def test_without_headers_the_body_still_routes() -> None:
+    """`request_header_mode: SKIP` hides the path, which is the router's to judge."""
+    assert play(Exchange(), RequestBody(b"{}", True)) == [Decide({}, b"{}"), Continue(Phase.REQUEST_BODY, ROUTING)]
+
+
+def test_a_refusal_is_openais_error() -> None:
+    """The client reads the same JSON shape that OpenAI's own errors have."""
+    exchange = Exchange()
+    exchange.receive(opening(BodyMode.BUFFERED, end=True))
+    (answer,) = exchange.refused(NoInstance("nobody is here"), ROUTING)
+    assert isinstance(answer, Immediate)
+    assert answer.status == 503
+    assert json.loads(answer.body) == {
+        "error": {
+            "message": "nobody is here",
+            "type": "service_unavailable",
+            "param": None,
+            "code": "no_instance_available",
+        }
+    }
+    assert exchange.receive(RequestBody(b"late", True)) == []
+
+
+def test_what_has_no_row_does_not_exist() -> None:
+    """A message out of order is an error, not a guess."""
+    with pytest.raises(ProtocolViolation, match="ResponseBody while opening"):
+        Exchange().receive(ResponseBody(b"", True))
+    with pytest.raises(ProtocolViolation, match="a decision while opening"):
+        Exchange().decided(ROUTING)
+
+
+EVENTS = (
+    st.builds(RequestHeaders, st.just(HEADERS), st.booleans(), st.sampled_from(BodyMode), st.sampled_from(BodyMode))
+    | st.builds(RequestBody, st.binary(max_size=5), st.booleans())
+    | st.just(RequestTrailers())
+    | st.just(OK)
+    | st.builds(ResponseBody, st.binary(max_size=5), st.booleans())
+    | st.just(ResponseTrailers())
+)
+
+
+@given(st.lists(EVENTS, max_size=12), st.booleans())
+def test_any_order_of_messages_is_answered_or_refused(events: Sequence[Event], refuse: bool) -> None:
+    """No order of messages raises anything but ProtocolViolation, asks for two decisions, or leaves one owed."""
+    exchange, decisions = Exchange(), 0
+    for event in events:
+        try:
+            outputs = exchange.receive(event)
+        except ProtocolViolation:
+            break
+        assert all(not isinstance(output, Decide) for output in outputs[:-1])
+        if outputs and isinstance(outputs[-1], Decide):
+            decisions += 1
+            assert exchange.refused(NoInstance("x"), ROUTING) if refuse else exchange.decided(ROUTING)
+        assert exchange.state is not State.DECIDING
+    assert decisions <= 1
+
+
+@given(st.sampled_from([BodyMode.FULL_DUPLEX_STREAMED]), st.lists(st.binary(max_size=40), min_size=1), st.booleans())
+def test_full_duplex_neither_loses_nor_adds_a_byte(mode: BodyMode, pieces: list[bytes], trailers: bool) -> None:
+    """However a body is cut, what goes to the engine is what the client sent."""
+    bodies = [RequestBody(piece, not trailers and i == len(pieces) - 1) for i, piece in enumerate(pieces)]
+    outputs = play(Exchange(), opening(mode), *bodies, *([RequestTrailers()] if trailers else []))
+    chunks = [output for output in outputs if isinstance(output, Streamed)]
+    assert b"".join(chunk.data for chunk in chunks) == b"".join(pieces)
+    assert sum(chunk.end_of_stream for chunk in chunks) == (0 if trailers else 1)
+    assert (Continue(Phase.REQUEST_TRAILERS) in outputs) == trailers

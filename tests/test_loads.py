@@ -1,0 +1,77 @@
+"""The books of requests in flight balance on every path."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.loads import Loads, Ticket
+
+
+def test_a_request_counts_from_start_to_release() -> None:
+    """In flight and unprefilled rise at the start; the prefill ends first, the request last."""
+    loads = Loads()
+    ticket = loads.start("pool", "a", 4000)
+    assert (loads.in_flight("pool", ["a", "b"]), loads.unprefilled("pool", ["a", "b"])) == ([1, 0], [4000, 0])
+    ticket.prefilled()
+    assert (loads.in_flight("pool", ["a"]), loads.unprefilled("pool", ["a"])) == ([1], [0])
+    ticket.release()
+    assert loads.snapshot("pool") == {}
+
+
+def test_a_request_without_response_gives_its_prefill_back() -> None:
+    """An abort before the response headers releases both counts."""
+    loads = Loads()
+    loads.start("pool", "a", 4000).release()
+    assert loads.snapshot("pool") == {}
+
+
+def test_a_request_served_elsewhere_moves() -> None:
+    """Where Envoy retried on another host, that host carries the load, and gives it back."""
+    loads = Loads()
+    ticket = loads.start("pool", "a", 100)
+    ticket.move("b")
+    assert loads.snapshot("pool") == {"b": (1, 100)}
+    ticket.release()
+    assert loads.snapshot("pool") == {}
+
+
+def test_peers_are_added_until_dropped() -> None:
+    """Loads of other replicas count, are replaced by their next word, and vanish with them; pools stay apart."""
+    loads = Loads()
+    loads.start("pool", "a", 10)
+    loads.merge("r2", "pool", {"a": (2, 30), "b": (1, 0)})
+    loads.merge("r2", "other", {"a": (9, 9)})
+    assert loads.in_flight("pool", ["a", "b"]) == [3, 1]
+    assert loads.unprefilled("pool", ["a", "b"]) == [40, 0]
+    loads.merge("r2", "pool", {"b": (1, 0)})
+    assert loads.in_flight("pool", ["a", "b"]) == [1, 1]
+    loads.drop("r2")
+    assert loads.in_flight("pool", ["a", "b"]) == [1, 0]
+    assert loads.in_flight("other", ["a"]) == [0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["start", "prefilled", "move", "release"]))))
+def test_the_books_balance_after_any_interleaving(steps: list[tuple[int, str]]) -> None:
+    """Whatever happens to tickets, in any order and any number of times, counts equal the tickets still open."""
+    loads = Loads()
+    tickets: dict[int, Ticket] = {}
+    for number, step in steps:
+        if step == "start" and number not in tickets:
+            tickets[number] = loads.start("pool", "ab"[number % 2], number)
+        elif number in tickets:
+            step_of = {
+                "prefilled": tickets[number].prefilled,
+                "release": tickets[number].release,
+                "move": partial(tickets[number].move, "b"),
+            }
+            step_of.get(step, tickets[number].prefilled)()
+        assert all(requests >= 0 and prefill >= 0 for requests, prefill in loads.snapshot("pool").values())
+    for ticket in tickets.values():
+        ticket.release()
+        ticket.release()
+        ticket.prefilled()
+        ticket.move("a")
+    assert loads.snapshot("pool") == {}
