@@ -40,6 +40,12 @@ class RenderError(ExtProcError):
     slug = "render_failed"
 
 
+class UnknownToken(ExtProcError):
+    """An engine reported a token id that the pool's vocabulary lacks: `model_dir` is not the model that it serves."""
+
+    slug = "unknown_token"
+
+
 class IndexUnavailable(ExtProcError):
     """The index did not answer within its budget; decide by load."""
 

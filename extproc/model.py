@@ -96,6 +96,7 @@ class Request:
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)  # chat_template_kwargs and what the engine adds
     cache_salt: str | None = None
     stream: bool = False
+    add_special_tokens: bool = False  # the tokenizer's own BOS and EOS around what the template wrote
 
 
 @dataclass(frozen=True, slots=True)
