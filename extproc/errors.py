@@ -53,6 +53,15 @@ class IndexUnavailable(ExtProcError):
     slug = "index_unavailable"
 
 
+class IndexLost(IndexUnavailable):
+    """What these instances' writer wrote is gone from the index, or another took over: forget and write all again."""
+
+    def __init__(self, pool: str, instances: frozenset[str]) -> None:
+        super().__init__(f"pool {pool!r}: the index lost what was written of {', '.join(sorted(instances))}")
+        self.pool = pool
+        self.instances = instances
+
+
 class NoInstance(ExtProcError):
     """The pool has no instance at all: the only request that we refuse."""
 

@@ -3,6 +3,11 @@
 Keys are unsigned 64-bit chain keys of `blocks.py`; a chain is the keys of one prompt from its first block on. Who
 writes guarantees that an instance holds a key only while it holds all earlier keys of that chain, so a backend may
 bisect. Counting copies is the writer's duty (`mirror.py`): here a key is held or not.
+
+Each instance has one writer at a time, which applies its changes one after the other: the follower of its events. In
+`routed` pools every router writes what it sent: there `Change.writer` keeps them apart, each has its own entries, and
+an instance holds what any of its writers added. A writer begins with `forget`; without it, it goes on from what stands
+there. After `IndexLost` it begins with `forget` again: what it wrote is gone, or another took the instance over.
 """
 
 from __future__ import annotations
@@ -13,6 +18,9 @@ from typing import Protocol
 
 from extproc.model import EventReport
 
+# LoRA adapters remembered in a pool. Engines load them by name at run time; the oldest announcements make room.
+MAX_ADAPTERS = 1000
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -20,29 +28,43 @@ class Change:
 
     pool: str
     instance: str  # Instance.name
-    forget: bool = False
-    remove: Sequence[int] = ()
-    add: Sequence[int] = ()
+    forget: bool = False  # all that this writer said of the instance, in O(1)
+    remove: Sequence[int] = ()  # a chain's later keys before its earlier ones
+    add: Sequence[int] = ()  # a chain's earlier keys before its later ones
     adapters: Sequence[str] = ()  # LoRA adapters that the engine announced
+    writer: str = ""  # which of several writers this is; empty where there is only one
 
 
 class Index(Protocol):
-    """Every method raises `errors.IndexUnavailable` when the backend does not answer in time, and nothing else."""
+    """Every method raises `errors.IndexUnavailable` when the backend does not answer in time, and nothing else.
+
+    `apply` and `report` may raise its subclass `errors.IndexLost`, which names the instances to begin again with.
+    """
 
     async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
         """How many leading blocks of the chain each instance holds, by instance name; who holds none is absent."""
 
     async def apply(self, changes: Sequence[Change]) -> None:
-        """Write changes in order. Idempotent: adding a held key or removing an absent one changes nothing."""
+        """Write changes in order. Idempotent: adding a held key or removing an absent one changes nothing.
+
+        After IndexUnavailable some of the changes may have been written: apply the same ones again. After IndexLost
+        the changes of all other instances were.
+        """
 
     def adapters(self, pool: str) -> frozenset[str]:
         """Names of LoRA adapters announced in the pool's events; may lag by some seconds, never blocks."""
 
     async def sizes(self, pool: str) -> Mapping[str, int]:
-        """Prompt blocks held, by instance name. For operators, not for the request path: may cost time."""
+        """Prompt blocks held, by instance name; who holds none is absent. For operators: may cost time.
+
+        Of several writers of an instance the blocks are added up, though they may have some in common.
+        """
 
     async def report(self, pool: str, reports: Mapping[str, EventReport]) -> None:
-        """Tell every router that shares this index where the followers of events stand, by instance name."""
+        """Tell every router that shares this index where the followers of events stand, by instance name.
+
+        Of all instances of the pool that this process follows, at least once a second.
+        """
 
     async def reports(self, pool: str) -> Mapping[str, EventReport]:
         """The newest reports, by instance name; those older than some seconds (their follower died) are absent."""

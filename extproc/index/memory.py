@@ -1,0 +1,239 @@
+"""The index embedded in one process: a dictionary from block key to the set of its holders, as a bit mask.
+
+It never suspends, so the discrete-event simulator may drive its coroutines without a loop; `Holders` is the same
+without them. It knows no time: reports stay until replaced, because their follower lives and dies with this process.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from extproc.index import MAX_ADAPTERS, Change
+from extproc.model import EventReport
+
+# The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about
+# a millisecond, however many keys there are (a million: a thousand in each).
+SHARDS = 1024
+SHARD = SHARDS - 1
+
+# Masks kept for re-use. Few sets of holders are common; what exceeds this starts afresh.
+SHARED_MASKS = 4096
+
+# A set of more holders than this is likely the same at the next match (a system prompt's), so its answer is kept; the
+# kept answers together name at most so many holders, about 5 MB.
+FEW = 16
+KEPT_NAMES = 65_536
+
+
+class Holders:
+    """Who holds what in one pool. A holder is a bit; to forget it, the bit is given up and the keys are swept later."""
+
+    def __init__(self) -> None:
+        self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
+        self._bits: dict[tuple[str, str], int] = {}  # (instance, writer) -> its bit, as a number of one bit
+        self._instances: list[str] = []  # by position of the bit
+        self._counts: list[int] = []  # keys held, by position of the bit
+        self._free: list[int] = []  # positions that no key mentions
+        self._live = 0  # the bits in use
+        self._dead = 0  # given up, but perhaps still in some keys
+        self._sweep: Iterator[None] | None = None
+        self._masks: dict[int, int] = {}  # equal masks are one object: 8 bytes a key and not 40
+        self._kept: dict[tuple[int, int], dict[str, int]] = {}
+        self._kept_names = 0
+
+    def match(self, chain: Sequence[int]) -> dict[str, int]:
+        """See `Index.match`."""
+        answers: list[tuple[int, int]] = []
+        if chain and (first := self._holders(chain[0])):
+            last = len(chain) - 1
+            rest = self._holders(chain[last])
+            self._explore(chain, 0, first, last, rest, answers)
+            answers.append((rest, len(chain)))
+        found: dict[str, int] = {}
+        for mask, blocks in answers:  # ascending: of an instance's several writers the deepest wins
+            if mask.bit_count() <= FEW:
+                for position in _positions(mask):
+                    found[self._instances[position]] = blocks
+            elif found:
+                found.update(self._answer(mask, blocks))
+            else:
+                found = self._answer(mask, blocks).copy()
+        return found
+
+    def apply(self, change: Change) -> None:
+        """See `Index.apply`; each call also sweeps one shard while there is something to sweep."""
+        holder = (change.instance, change.writer)
+        if change.forget and holder in self._bits:
+            self._retire(self._bits.pop(holder))
+        bit = self._bits.get(holder, 0)
+        if bit and change.remove:
+            self._remove(bit, change.remove)
+        if change.add:
+            self._add(bit or self._allot(holder), change.add)
+        self._sweep_some()
+
+    def sizes(self) -> dict[str, int]:
+        """See `Index.sizes`."""
+        sizes: dict[str, int] = {}
+        for (instance, _), bit in self._bits.items():
+            if count := self._counts[bit.bit_length() - 1]:
+                sizes[instance] = sizes.get(instance, 0) + count
+        return sizes
+
+    def _holders(self, key: int) -> int:
+        return self._shards[key & SHARD].get(key, 0) & self._live
+
+    def _explore(
+        self, chain: Sequence[int], low: int, at_low: int, high: int, at_high: int, answers: list[tuple[int, int]]
+    ) -> None:
+        """Note who holds block `low` but not block `high`, and up to where.
+
+        Who holds a block holds all before it, so where both ends have the same holders, nothing changes between them.
+        """
+        if at_low == at_high:
+            return
+        if high - low == 1:
+            answers.append((at_low & ~at_high, high))
+            return
+        middle = (low + high) // 2
+        at_middle = self._holders(chain[middle])
+        self._explore(chain, low, at_low, middle, at_middle, answers)
+        self._explore(chain, middle, at_middle, high, at_high, answers)
+
+    def _answer(self, mask: int, blocks: int) -> dict[str, int]:
+        answer = self._kept.get((mask, blocks))
+        if answer is None:
+            if self._kept_names > KEPT_NAMES:
+                self._forget_answers()
+            answer = {self._instances[position]: blocks for position in _positions(mask)}
+            self._kept[mask, blocks] = answer
+            self._kept_names += len(answer)
+        return answer
+
+    def _forget_answers(self) -> None:
+        self._kept.clear()
+        self._kept_names = 0
+
+    def _allot(self, holder: tuple[str, str]) -> int:
+        if self._free:
+            position = self._free.pop()
+            self._instances[position] = holder[0]
+        else:
+            position = len(self._instances)
+            self._instances.append(holder[0])
+            self._counts.append(0)
+        self._forget_answers()
+        bit = self._shared(1 << position)
+        self._bits[holder] = bit
+        self._live |= bit
+        return bit
+
+    def _retire(self, bit: int) -> None:
+        self._live &= ~bit
+        self._dead |= bit
+        self._counts[bit.bit_length() - 1] = 0
+
+    def _add(self, bit: int, keys: Sequence[int]) -> None:
+        shards, shared, added = self._shards, self._shared, 0
+        for key in keys:
+            shard = shards[key & SHARD]
+            mask = shard.get(key)
+            if mask is None:
+                shard[key] = bit
+            elif mask & bit:
+                continue
+            else:
+                shard[key] = shared(mask | bit)
+            added += 1
+        self._counts[bit.bit_length() - 1] += added
+
+    def _remove(self, bit: int, keys: Sequence[int]) -> None:
+        shards, shared, removed = self._shards, self._shared, 0
+        for key in keys:
+            shard = shards[key & SHARD]
+            mask = shard.get(key, 0)
+            if mask & bit:
+                if mask == bit:
+                    del shard[key]
+                else:
+                    shard[key] = shared(mask & ~bit)
+                removed += 1
+        self._counts[bit.bit_length() - 1] -= removed
+
+    def _shared(self, mask: int) -> int:
+        if len(self._masks) >= SHARED_MASKS:
+            self._masks.clear()
+        return self._masks.setdefault(mask, mask)
+
+    def _sweep_some(self) -> None:
+        if self._sweep is None and self._dead:
+            self._sweep = self._round()
+        if self._sweep is not None:
+            next(self._sweep, None)
+
+    def _round(self) -> Iterator[None]:
+        """Take the bits that are dead at the start out of all keys, a shard a step; then they may be used again."""
+        doomed = self._dead
+        for shard in self._shards:
+            for key, mask in [item for item in shard.items() if item[1] & doomed]:
+                if mask & ~doomed:
+                    shard[key] = self._shared(mask & ~doomed)
+                else:
+                    del shard[key]
+            yield
+        self._dead &= ~doomed
+        self._free.extend(_positions(doomed))
+        self._sweep = None
+
+
+def _positions(mask: int) -> Iterator[int]:
+    """Positions of the bits of a mask, ascending."""
+    while mask:
+        bit = mask & -mask
+        yield bit.bit_length() - 1
+        mask ^= bit
+
+
+class MemoryIndex:
+    """The `Index` of `memory://`."""
+
+    def __init__(self) -> None:
+        self._pools: dict[str, Holders] = defaultdict(Holders)
+        self._adapters: dict[str, dict[str, None]] = defaultdict(dict)  # in the order of their announcement
+        self._known: dict[str, frozenset[str]] = {}
+        self._reports: dict[str, Mapping[str, EventReport]] = {}
+
+    async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
+        """See `Index`."""
+        return self._pools[pool].match(chain)
+
+    async def apply(self, changes: Sequence[Change]) -> None:
+        """See `Index`."""
+        for change in changes:
+            self._pools[change.pool].apply(change)
+            if change.adapters:
+                announced = self._adapters[change.pool]
+                announced.update(dict.fromkeys(change.adapters))
+                while len(announced) > MAX_ADAPTERS:
+                    del announced[next(iter(announced))]
+                self._known[change.pool] = frozenset(announced)
+
+    def adapters(self, pool: str) -> frozenset[str]:
+        """See `Index`."""
+        return self._known.get(pool, frozenset())
+
+    async def sizes(self, pool: str) -> Mapping[str, int]:
+        """See `Index`."""
+        return self._pools[pool].sizes()
+
+    async def report(self, pool: str, reports: Mapping[str, EventReport]) -> None:
+        """See `Index`."""
+        self._reports[pool] = dict(reports)
+
+    async def reports(self, pool: str) -> Mapping[str, EventReport]:
+        """See `Index`."""
+        return self._reports.get(pool, {})
+
+    async def close(self) -> None:
+        """See `Index`."""
