@@ -52,13 +52,10 @@ class Loads:
         self._add((pool, instance), 1, prefill)
         return Ticket(self, (pool, instance), prefill)
 
-    def in_flight(self, pool: str, instances: Sequence[str]) -> list[int]:
-        """Requests in flight on each instance, over all replicas."""
-        return [requests for requests, _ in self._totals(pool, instances)]
-
-    def unprefilled(self, pool: str, instances: Sequence[str]) -> list[int]:
-        """Prompt bytes still to prefill on each instance, over all replicas."""
-        return [prefill for _, prefill in self._totals(pool, instances)]
+    def view(self, pool: str, instances: Sequence[str]) -> tuple[list[int], list[int]]:
+        """Requests in flight and unprefilled bytes of each instance, over all replicas."""
+        totals = self._totals(pool, instances)
+        return [requests for requests, _ in totals], [prefill for _, prefill in totals]
 
     def snapshot(self, pool: str) -> Mapping[str, tuple[int, int]]:
         """This process's own (requests in flight, unprefilled bytes) by instance; idle instances are absent."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from extproc import blocks, openai
@@ -48,9 +48,11 @@ class Routed:
 class Router:
     """Routes the requests of all pools. It remembers no session: the turn comes from the request itself."""
 
-    def __init__(self, index: Index, loads: Loads) -> None:
+    def __init__(self, index: Index, loads: Loads, seed: Callable[[], int] = lambda: 0) -> None:
+        """`seed` draws 64 random bits for policies that want them."""
         self._index = index
         self._loads = loads
+        self._seed = seed
 
     async def pick(
         self,
@@ -116,9 +118,9 @@ class Router:
         if not candidates:
             raise NoInstance(f"no instance of the model server is available in pool {pool.name!r}; try again later")
         names = [instance.name for instance in candidates]
-        loads = self._loads.in_flight(pool.name, names)
+        loads, waiting = self._loads.view(pool.name, names)
         cached = [hits.get(name, 0) * pool.block_bytes for name in names]
-        view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor)
+        view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed())
         chosen, reason = _verdict(policy, options, view, query.degraded)
         if reason is not Reason.STICK:
             pool.cursor = chosen + 1

@@ -23,6 +23,8 @@ class View:
     hits: Sequence[int]  # bytes of the prompt in each candidate's local cache
     loads: Sequence[float]  # requests in flight (colocated) or bytes to prefill (prefill pools), before this request
     cursor: int  # where the next tie of the round robin goes: any integer >= 0
+    unprefilled: Sequence[float]  # bytes that wait for prefill on each candidate
+    seed: int = 0  # 64 random bits, new for each request
 
 
 class Verdict(NamedTuple):

@@ -26,6 +26,8 @@ def views(draw: st.DrawFn) -> View:
         hits=draw(st.lists(lengths | st.just(0), min_size=count, max_size=count)),
         loads=draw(st.lists(st.integers(0, 1000) | st.floats(0, 1e9), min_size=count, max_size=count)),
         cursor=draw(st.integers(0, 10**9)),
+        unprefilled=draw(st.lists(st.integers(0, 10**9), min_size=count, max_size=count)),
+        seed=draw(st.integers(0, 2**64 - 1)),
     )
 
 
@@ -42,8 +44,9 @@ def test_a_candidate_is_returned_and_nothing_is_changed(name: str, view: View) -
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_equal_instances_take_turns(name: str) -> None:
-    """Where nothing tells instances apart, a first turn goes to the next one, as the cursor moves."""
-    chosen = [registry.get(name)(View(0, 0, 1000, [0] * 4, [0] * 4, cursor)).candidate for cursor in range(8)]
+    """Where nothing tells instances apart, first turns spread evenly as the cursor (or the seed) moves."""
+    views = [View(0, 0, 1000, [0] * 4, [0] * 4, turn, [0] * 4, seed=turn) for turn in range(8)]
+    chosen = [registry.get(name)(view).candidate for view in views]
     assert sorted(chosen) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 

@@ -21,7 +21,9 @@ def view(**changes: Any) -> View:
         "loads": [1, 1, 1, 1],
         "cursor": 0,
     }
-    return View(**{**values, **changes})
+    values |= changes
+    values["unprefilled"] = [0] * len(values["loads"])
+    return View(**values)
 
 
 def test_a_first_turn_ignores_the_cache() -> None:

@@ -1,0 +1,40 @@
+# Everything a user or a developer types. Needs Python 3.11+ (with venv) and make; the rest is installed into .venv.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.DEFAULT_GOAL := help
+.PHONY: help run test check format bench clean
+
+help: ## what can be made
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
+
+# One environment for all: installing twice costs more than a few megabytes of test tools.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing into $(VENV) (about a minute the first time)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+run: $(READY) ## agent sessions through a real Envoy: SMetric against round robin (ARGS="--help" for options)
+	@$(BIN)/python -m loadgen demo $(ARGS)
+
+test: $(READY) ## all tests, on real Envoy and real Redis (ARGS="-k name" for some)
+	@$(BIN)/python -m pytest $(ARGS)
+
+check: $(READY) ## ruff (format, lint, import rules) and mypy --strict
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+
+format: $(READY) ## format the code
+	@$(BIN)/ruff format .
+	@$(BIN)/ruff check --fix .
+
+bench: $(READY) ## every benchmark; prints tables, asserts nothing
+	@for file in bench/*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean: ## remove everything that make created
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis out build *.egg-info

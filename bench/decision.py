@@ -1,0 +1,183 @@
+"""What a decision costs: latency and CPU of the real server over real gRPC, Envoy's part played by a gRPC client.
+
+Measures the time from a request body sent to its answer received, one stream at a time, and the CPU time of the server
+process per request (three messages: headers, body, response headers). An empty server, which answers without looking,
+runs in the same rounds: the difference is ours. Rounds alternate, medians are reported.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import grpc
+import yaml
+from chat import body
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+ROOT = Path(__file__).resolve().parent.parent
+METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+
+
+def configuration(directory: Path, instances: int) -> Path:
+    """The smallest Envoy YAML that the server needs: one pool with a chat template, and the filter."""
+    endpoints = [
+        {"endpoint": {"address": {"socket_address": {"address": f"10.0.{i // 256}.{i % 256}", "port_value": 8000}}}}
+        for i in range(instances)
+    ]
+    metadata = {"model_dir": str(ROOT / "loadgen" / "model"), "source": "routed"}
+    ext_proc = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
+        "grpc_service": {
+            "envoy_grpc": {"cluster_name": "extproc"},
+            "initial_metadata": [{"key": "x-smetric-cluster", "value": "pool"}],
+        },
+        "processing_mode": {"request_body_mode": "BUFFERED"},
+    }
+    manager = {
+        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
+        "stat_prefix": "bench",
+        "http_filters": [{"name": "envoy.filters.http.ext_proc", "typed_config": ext_proc}],
+        "route_config": {},
+    }
+    pool = {
+        "name": "pool",
+        "type": "STATIC",
+        "load_assignment": {"cluster_name": "pool", "endpoints": [{"lb_endpoints": endpoints}]},
+        "metadata": {"filter_metadata": {"smetric": metadata}},
+    }
+    listener = {"name": "l", "filter_chains": [{"filters": [{"name": "hcm", "typed_config": manager}]}]}
+    path = directory / "envoy.yaml"
+    path.write_text(yaml.safe_dump({"static_resources": {"listeners": [listener], "clusters": [pool]}}))
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [one.getsockname()[1] for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()
+
+
+def cpu_s(pid: int) -> float:
+    """CPU time of a process, all its threads, in seconds (resolution 10 ms)."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) * TICK_S
+
+
+def messages(payload: bytes) -> list[bytes]:
+    """The three requests that Envoy sends for one exchange in BUFFERED mode."""
+    headers = pb.ProcessingRequest()
+    for key, value in ((":path", "/v1/chat/completions"), (":method", "POST"), ("content-type", "application/json")):
+        headers.request_headers.headers.headers.add(key=key, raw_value=value.encode())
+    headers.protocol_config.request_body_mode = 2
+    text = pb.ProcessingRequest()
+    text.request_body.body = payload
+    text.request_body.end_of_stream = True
+    response = pb.ProcessingRequest()
+    response.response_headers.headers.headers.add(key=":status", raw_value=b"200")
+    return [headers.SerializeToString(), text.SerializeToString(), response.SerializeToString()]
+
+
+async def requests(target: str, payload: bytes, count: int) -> list[float]:
+    """Run exchanges one after the other; returns the seconds from body sent to answer received."""
+    sequence, seconds = messages(payload), []
+    metadata = (("x-smetric-cluster", "pool"),)
+    async with grpc.aio.insecure_channel(target, options=[("grpc.max_send_message_length", -1)]) as channel:
+        call = channel.stream_stream(METHOD)
+        for _ in range(count):
+            stream = call(metadata=metadata)
+            await stream.write(sequence[0])
+            await stream.read()
+            started = time.perf_counter()
+            await stream.write(sequence[1])
+            await stream.read()
+            seconds.append(time.perf_counter() - started)
+            await stream.write(sequence[2])
+            await stream.read()
+            await stream.done_writing()
+            assert await stream.read() is grpc.aio.EOF
+    return seconds
+
+
+EMPTY = """
+import asyncio, sys, grpc, uvloop
+from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+ANSWERS = {k: pb.ProcessingResponse() for k in ("request_headers", "request_body", "response_headers")}
+for kind, answer in ANSWERS.items(): getattr(answer, kind).SetInParent()
+async def process(messages, context):
+    async for message in messages: yield ANSWERS[message.WhichOneof("request")]
+async def main():
+    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
+    method = grpc.stream_stream_rpc_method_handler(process, pb.ProcessingRequest.FromString, pb.ProcessingResponse.SerializeToString)
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("envoy.service.ext_proc.v3.ExternalProcessor", {"Process": method}),))
+    server.add_insecure_port(sys.argv[1]); await server.start(); await server.wait_for_termination()
+uvloop.run(main())
+"""
+
+
+def start(command: list[str], target: str) -> subprocess.Popen[bytes]:
+    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        with socket.socket() as probe:
+            if probe.connect_ex(("127.0.0.1", int(target.rpartition(":")[2]))) == 0:
+                return process
+        time.sleep(0.05)
+    raise SystemExit(f"{command[:4]} did not start")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--instances", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    ports = free_ports(4)
+    ours, empty = f"127.0.0.1:{ports[0]}", f"127.0.0.1:{ports[1]}"
+    with tempfile.TemporaryDirectory() as directory:
+        path = configuration(Path(directory), arguments.instances)
+        serve = [sys.executable, "-m", "extproc", "serve", "--log-level", "warning", "--envoy-yaml", str(path)]
+        serve += ["--listen", ours, "--health", f"127.0.0.1:{ports[2]}", "--metrics", f"127.0.0.1:{ports[3]}"]
+        servers: list[tuple[str, str, Callable[[], list[str]]]] = [
+            ("empty server", empty, lambda: [sys.executable, "-c", EMPTY, empty]),
+            ("extproc", ours, lambda: serve),
+        ]
+        running = {name: start(command(), target) for name, target, command in servers}
+        try:
+            print(f"{arguments.instances} instances, in-memory index, concurrency 1, medians of {arguments.rounds} rounds")
+            print(f"{'body':>8}  {'server':<13} {'p50 ms':>8} {'p99 ms':>8} {'CPU ms':>8}")
+            for label, payload, count in (("1 KB", body(1_000, 3), 400), ("400 KB", body(400_000, 190), 100)):
+                figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in running}
+                for _ in range(arguments.rounds):
+                    for name, target, _command in servers:
+                        before = cpu_s(running[name].pid)
+                        seconds = sorted(asyncio.run(requests(target, payload, count)))
+                        spent = (cpu_s(running[name].pid) - before) / count
+                        figures[name].append((statistics.median(seconds), seconds[int(count * 0.99)], spent))
+                for name, rows in figures.items():
+                    p50, p99, cpu = (statistics.median(column) * 1000 for column in zip(*rows, strict=True))
+                    print(f"{label:>8}  {name:<13} {p50:>8.2f} {p99:>8.2f} {cpu:>8.2f}")
+        finally:
+            for process in running.values():
+                os.killpg(process.pid, signal.SIGTERM)
+            for process in running.values():
+                process.wait(timeout=40)
+
+
+if __name__ == "__main__":
+    main()

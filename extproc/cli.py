@@ -1,0 +1,146 @@
+"""The command line: `serve` runs the processor, `follow` feeds a shared index, `check` judges an Envoy YAML."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import uvloop
+
+from extproc import __version__, app, config, supervisor
+from extproc.app import Address, Options
+from extproc.errors import ConfigError
+
+_EPILOG = """\
+examples:
+  python -m extproc check envoy.yaml
+  python -m extproc serve --envoy-yaml envoy.yaml
+  python -m extproc serve --envoy-yaml envoy.yaml --index redis://127.0.0.1:6379/0 --workers 4
+
+Pools, instances and policy are configured in the Envoy YAML itself (docs/drop-into-your-envoy.md).
+"""
+
+_SERVE = """\
+Serve Envoy's external processing protocol. Pools and policy come from the Envoy YAML; a wrong configuration is
+reported, place by place, before any port is bound. SIGTERM drains: health turns NOT_SERVING, open streams finish.
+"""
+
+_FOLLOW = """\
+Follow the engines' KV events into a shared (redis://) index without serving Envoy. `serve` starts one such process by
+itself; run more of them, anywhere, for takeover within seconds when one dies.
+"""
+
+_CHECK = """\
+Explain what an Envoy YAML means to the processor, and every mistake in it with its place and its remedy.
+Exit status: 0 usable (warnings are printed), 1 errors, 2 the file cannot be read.
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit status."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(
+        level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
+    )
+    status: int = options.run(options)
+    return status
+
+
+def _serve(arguments: argparse.Namespace) -> int:
+    return _run(arguments, follow_only=False)
+
+
+def _follow(arguments: argparse.Namespace) -> int:
+    return _run(arguments, follow_only=True)
+
+
+def _run(arguments: argparse.Namespace, *, follow_only: bool) -> int:
+    options = Options(
+        envoy_yaml=arguments.envoy_yaml,
+        listen=arguments.listen,
+        health=arguments.health,
+        metrics=arguments.metrics,
+        index=arguments.index,
+        workers=arguments.workers,
+        drain_timeout_s=arguments.drain_timeout,
+        follow=not arguments.no_follow,
+        until_stdin_closes=arguments.until_stdin_closes,
+    )
+    try:
+        settings = config.load(options.envoy_yaml)
+        uvloop.run(app.follow(settings, options) if follow_only else supervisor.serve(settings, options))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{options.envoy_yaml}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _check(arguments: argparse.Namespace) -> int:
+    try:
+        report = config.inspect(arguments.envoy_yaml)
+    except OSError as error:
+        print(f"{arguments.envoy_yaml}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    print(report.render())
+    return 1 if report.settings is None else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    formatter = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        "extproc",
+        description="Route agents' LLM requests through Envoy: balanced once, then kept where their KV cache is.",
+        epilog=_EPILOG,
+        formatter_class=formatter,
+    )
+    parser.add_argument("--version", action="version", version=__version__)
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    serve = commands.add_parser("serve", help="serve Envoy", description=_SERVE, formatter_class=formatter)
+    follow = commands.add_parser("follow", help="feed a shared index", description=_FOLLOW, formatter_class=formatter)
+    check = commands.add_parser("check", help="judge an Envoy YAML", description=_CHECK, formatter_class=formatter)
+    for command in (serve, follow, check):
+        command.add_argument(
+            "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="default: %(default)s"
+        )
+    for command in (serve, follow):
+        command.add_argument("--envoy-yaml", type=Path, required=True, metavar="PATH", help="the Envoy configuration")
+        command.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+
+    add = serve.add_argument
+    add("--listen", type=_address, default="127.0.0.1:9002", metavar="HOST:PORT", help="gRPC, default %(default)s")
+    add("--health", type=_address, default="127.0.0.1:9003", metavar="HOST:PORT", help="gRPC health, default %(default)s")
+    add("--metrics", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT", help="/metrics and /debug/state, default %(default)s")
+    add("--index", default="memory://", metavar="URL", help="memory:// (default) or redis[s]://[USER:PASSWORD@]HOST:PORT/DB, which routers share")
+    add("--workers", type=_positive, default=1, metavar="N", help="processes, each on the next port of all three; needs redis://")
+    add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds that open streams may take on SIGTERM, default %(default)s")
+    add("--no-follow", action="store_true", help="leave the engines' events to other processes (needs redis://)")
+
+    follow.add_argument("--metrics", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT", help="/metrics and /debug/state, default %(default)s")
+    follow.add_argument("--index", required=True, metavar="URL", help="redis[s]://[USER:PASSWORD@]HOST:PORT/DB")
+    follow.set_defaults(listen=Address("", 0), health=Address("", 0), workers=1, drain_timeout=0.0, no_follow=False)
+
+    check.add_argument("envoy_yaml", type=Path, metavar="PATH", help="the Envoy configuration")
+    serve.set_defaults(run=_serve)
+    follow.set_defaults(run=_follow)
+    check.set_defaults(run=_check)
+    return parser
+
+
+def _address(text: str) -> Address:
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isdigit() or int(port) > 65535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not HOST:PORT (IPv6: [::1]:PORT)")
+    return Address(host.strip("[]"), int(port))
+
+
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return int(text)

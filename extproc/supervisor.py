@@ -1,0 +1,76 @@
+"""The processes of one `serve`: this one, more workers on the next ports, and one that follows the engines' events.
+
+With `memory://` everything is this process. With Redis the events, ten thousand a second, are followed by a child, so
+that they never delay a decision. A child that dies is started again; children stop when this process does, however it
+ends, because their standard input closes with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Sequence
+
+from extproc import app
+from extproc.app import Address, Options
+from extproc.config import Settings
+from extproc.errors import ConfigError
+
+_log = logging.getLogger(__name__)
+
+RESTART_S = 1.0  # pause before a dead child is started again, so that a broken one does not spin
+
+
+async def serve(settings: Settings, options: Options) -> None:
+    """Run worker 0 here and the rest as children, until SIGTERM or SIGINT. Raises ConfigError for impossible options."""
+    shared = not options.index.startswith("memory:")
+    if options.workers > 1 and not shared:
+        raise ConfigError("--workers above 1 needs an index that they share: add --index redis://HOST:PORT/DB")
+    commands = [_worker(options, number) for number in range(1, options.workers)]
+    if shared and options.follow:
+        commands.append(_follower(options))
+    stop = app.stop_event(until_stdin_closes=options.until_stdin_closes)
+    children = [asyncio.create_task(_keep_running(command, stop)) for command in commands]
+    try:
+        await app.serve(settings, options, stop, follow=options.follow and not shared)
+    finally:
+        stop.set()
+        await asyncio.gather(*children)
+
+
+def _worker(options: Options, number: int) -> Sequence[str]:
+    arguments = ["serve", "--no-follow", "--drain-timeout", str(options.drain_timeout_s)]
+    for flag, address in (("listen", options.listen), ("health", options.health), ("metrics", options.metrics)):
+        arguments += [f"--{flag}", str(_next(address, number))]
+    return _command(options, arguments)
+
+
+def _follower(options: Options) -> Sequence[str]:
+    return _command(options, ["follow", "--metrics", str(_next(options.metrics, options.workers))])
+
+
+def _command(options: Options, arguments: Sequence[str]) -> Sequence[str]:
+    common = ["--envoy-yaml", str(options.envoy_yaml), "--index", options.index, "--until-stdin-closes"]
+    return [sys.executable, "-m", "extproc", *arguments, *common]
+
+
+def _next(address: Address, offset: int) -> Address:
+    """The port `offset` further on; port 0 stays 0, the system chooses."""
+    return Address(address.host, address.port + offset if address.port else 0)
+
+
+async def _keep_running(command: Sequence[str], stop: asyncio.Event) -> None:
+    """Run a child until `stop`; then close its standard input, which is how it hears of it, and wait for its drain."""
+    stopping = asyncio.create_task(stop.wait())
+    while not stop.is_set():
+        child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        ended = asyncio.create_task(child.wait())
+        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if stop.is_set():
+            assert child.stdin is not None
+            child.stdin.close()
+            await ended
+            return
+        _log.error("`extproc %s` ended with status %d; starting it again", command[3], ended.result())
+        await asyncio.wait((stopping,), timeout=RESTART_S)
