@@ -1,0 +1,99 @@
+"""Configuration: an Envoy YAML -> frozen settings, with every mistake reported at its place.
+
+    nodes      YAML as a tree that knows file, line and path
+    messages   nodes as envoy-data-plane's typed messages
+    topology   listeners -> ext_proc filters -> routes -> clusters
+    metadata   the keys under `filter_metadata.smetric`
+    pools      a cluster -> PoolSettings
+    route      gRPC metadata -> RouteSettings; the only part that runs for each request
+    checks/    the traps, one function each
+    report     problems, and what was understood, as text
+
+Nothing here listens, connects or resolves; `discovery` does that with the settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from extproc.config import nodes, topology
+from extproc.config.checks import CHECKS
+from extproc.config.pools import eds_endpoints, read_pool
+from extproc.config.report import Problem, Report, Severity, error
+from extproc.config.route import CLUSTER, route_settings
+from extproc.config.settings import (
+    Discovery,
+    DnsFamily,
+    Endpoint,
+    PoolSettings,
+    RouteSettings,
+    Settings,
+    instances,
+)
+from extproc.config.topology import Header, Topology
+from extproc.errors import ConfigError
+
+__all__ = [
+    "Discovery",
+    "DnsFamily",
+    "Endpoint",
+    "PoolSettings",
+    "Problem",
+    "Report",
+    "RouteSettings",
+    "Settings",
+    "Severity",
+    "eds_endpoints",
+    "inspect",
+    "instances",
+    "load",
+    "route_settings",
+]
+
+
+def load(path: Path) -> Settings:
+    """The settings in an Envoy YAML. Raises OSError, and ConfigError where it has errors; its text is the report."""
+    report = inspect(path)
+    if report.settings is None:
+        raise ConfigError(report.render())
+    return report.settings
+
+
+def inspect(path: Path) -> Report:
+    """All that can be said of an Envoy YAML: its settings, unless there are errors, and every problem.
+
+    Raises OSError where the file cannot be read, and nothing else.
+    """
+    problems: list[Problem] = []
+    try:
+        document = nodes.read(path)
+    except nodes.Malformed as reason:
+        advice = "run `envoy --mode validate -c FILE` for Envoy's own words"
+        problems.append(error(f"{path}:{reason.line}", f"this is not YAML that can be used: {reason}", advice))
+        return Report(path, None, tuple(problems))
+
+    found = topology.follow(document, problems)
+    read = {name: read_pool(found.clusters[name], path.resolve().parent, problems) for name in found.pools()}
+    pools = {name: pool for name, pool in read.items() if pool is not None}
+    for check in CHECKS:
+        problems.extend(check(found, pools))
+
+    distinct = tuple(dict.fromkeys(problems))
+    if any(problem.severity is Severity.ERROR for problem in distinct):
+        return Report(path, None, distinct)
+    settings = Settings(path, pools, _default(found))
+    return Report(path, settings, distinct, tuple(_routes(found, settings)))
+
+
+def _default(found: Topology) -> RouteSettings | None:
+    metadata = found.chains[0].metadata
+    return route_settings(_fixed(metadata), None) if CLUSTER in metadata else None
+
+
+def _routes(found: Topology, settings: Settings) -> list[tuple[str, RouteSettings]]:
+    return [(route.name, route_settings(_fixed(route.metadata), None)) for _, route in found.pool_routes()]
+
+
+def _fixed(metadata: Mapping[str, Header]) -> dict[str, str]:
+    return {key: header.value for key, header in metadata.items() if not header.dynamic}

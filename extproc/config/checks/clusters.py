@@ -1,0 +1,150 @@
+"""Checks of the clusters: the pool's, whose hosts are the instances, and the one of the ext_proc server itself."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from extproc.config.checks.parts import Pools, filters, override_host
+from extproc.config.messages import (
+    CircuitBreakersThresholds,
+    Cluster,
+    HttpProtocolOptions,
+    Located,
+    RoutingPriority,
+    read,
+)
+from extproc.config.report import Problem, error, warning
+from extproc.config.route import suggest
+from extproc.config.topology import Topology
+from extproc.routing import DESTINATION, NAMESPACE
+
+UPSTREAM: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+
+DEFAULT_LIMIT = 1024  # Envoy's, of connections, pending requests and requests
+DEFAULT_RETRIES = 3  # Envoy's, at a time
+_ADVICE = "write circuit_breakers: {thresholds: [{%s}]}"
+
+
+def obeys(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """The pool's load balancer must read the destination that we set."""
+    for cluster in _pools(topology, pools):
+        policy = override_host(cluster)
+        place = cluster.node.near(
+            "load_balancing_policy", "policies", 0, "typed_extension_config", "typed_config"
+        ).place
+        advice = "write the load_balancing_policy of docs/drop-into-your-envoy.md: override_host, reading metadata "
+        advice += f"{{key: {NAMESPACE}, path: [{{key: {DESTINATION}}}]}}"
+        if policy is None:
+            yield error(place, f"{cluster.message.name} does not use override_host: it ignores every decision", advice)
+            continue
+        sources = policy.message.override_host_sources
+        headers = [source.header for source in sources if source.header]
+        paths = [(s.metadata.key, [step.key for step in s.metadata.path]) for s in sources if s.metadata]
+        obeyed = (NAMESPACE, [DESTINATION]) in paths
+        place = policy.node.near("override_host_sources").place
+        if obeyed and headers:
+            text = (
+                f"with two sources Envoy takes the hosts of both: {headers[0]} can bring in one that we did not choose"
+            )
+            yield warning(place, text, "keep the metadata source alone")
+        if not obeyed and DESTINATION not in (header.lower() for header in headers):
+            yield error(
+                place, f"{cluster.message.name} looks elsewhere for the destination: it ignores decisions", advice
+            )
+
+
+def has_endpoints(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A pool of the file's own must not be empty; one from EDS may fill later."""
+    for name, pool in pools.items():
+        if not pool.endpoints and pool.eds_path is None:
+            place = topology.clusters[name].node.near("load_assignment", "endpoints").place
+            advice = "write load_assignment: {endpoints: [{lb_endpoints: [...]}]}"
+            yield error(place, f"{name} has no endpoint that may be used: every request is answered with 503", advice)
+
+
+def pool_limits(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Requests for a model take minutes: more than 1,024 at a time is little."""
+    for cluster in _pools(topology, pools):
+        names = ("max_connections", "max_pending_requests", "max_requests")
+        text = "{name}: {limits} of at most {limit:,}: requests beyond are answered with 503"
+        yield from _limits(cluster, names, text)
+
+
+def retry_limit(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """An instance that dies takes all its requests along: each needs its retry at the same time."""
+    for cluster in _pools(topology, pools):
+        for index, limits in _thresholds(cluster):
+            if limits.retry_budget is None and (limits.max_retries or DEFAULT_RETRIES) <= DEFAULT_LIMIT:
+                count = limits.max_retries or DEFAULT_RETRIES
+                place = cluster.node.near("circuit_breakers", "thresholds", index, "max_retries").place
+                text = f"{cluster.message.name}: at most {count:,} retries at a time: where an instance dies with more "
+                text += "requests in flight, the others are lost (44 of 50, measured with the default of 3)"
+                yield warning(place, text, _ADVICE % "max_retries: 100000")
+
+
+def extproc_cluster(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """The server's cluster: it exists, speaks HTTP/2, and lets in a stream for each request in flight."""
+    for node, message in filters(topology):
+        envoy_grpc = message.grpc_service.envoy_grpc if message.grpc_service else None
+        if envoy_grpc is None:
+            continue  # google_grpc: Envoy's cluster settings do not apply
+        cluster = topology.clusters.get(envoy_grpc.cluster_name)
+        if cluster is None:
+            text = f"no cluster {envoy_grpc.cluster_name!r} here: {suggest(envoy_grpc.cluster_name, topology.clusters)}"
+            place = node.near("grpc_service", "envoy_grpc", "cluster_name").place
+            yield error(place, text, "write the name of the cluster that holds the ext_proc server")
+            continue
+        if not _speaks_http2(cluster):
+            text = f"{cluster.message.name} speaks HTTP/1.1 and gRPC needs HTTP/2: no decision is ever made"
+            advice = f"write, under typed_extension_protocol_options, {UPSTREAM}: "
+            advice += (
+                f"{{'@type': type.googleapis.com/{UPSTREAM}, explicit_http_config: {{http2_protocol_options: {{}}}}}}"
+            )
+            yield error(cluster.node.near("typed_extension_protocol_options").place, text, advice)
+        text = "{name}: {limits} of at most {limit:,}, and a stream stays open for as long as its request: requests "
+        text += "beyond go on without a decision"
+        yield from _limits(cluster, ("max_pending_requests", "max_requests"), text)
+
+
+def _pools(topology: Topology, pools: Pools) -> Iterator[Located[Cluster]]:
+    return (topology.clusters[name] for name in pools)
+
+
+def _limits(cluster: Located[Cluster], names: tuple[str, ...], text: str) -> Iterator[Problem]:
+    for index, limits in _thresholds(cluster):
+        low = {name: getattr(limits, name) or DEFAULT_LIMIT for name in names}
+        low = {name: limit for name, limit in low.items() if limit <= DEFAULT_LIMIT}
+        if low:
+            place = cluster.node.near("circuit_breakers", "thresholds", index).place
+            message = text.format(name=cluster.message.name, limits=", ".join(low), limit=min(low.values()))
+            yield warning(place, message, _ADVICE % ", ".join(f"{name}: 100000" for name in low))
+
+
+def _thresholds(cluster: Located[Cluster]) -> Iterator[tuple[int, CircuitBreakersThresholds]]:
+    """The limits of the default priority, which requests have; Envoy's own where none are written."""
+    breakers = cluster.message.circuit_breakers
+    written = [
+        (index, limits)
+        for index, limits in enumerate(breakers.thresholds if breakers else ())
+        if limits.priority is RoutingPriority.DEFAULT
+    ]
+    yield written[0] if written else (0, CircuitBreakersThresholds())
+
+
+def _speaks_http2(cluster: Located[Cluster]) -> bool:
+    if cluster.message.http2_protocol_options is not None:
+        return True
+    node = cluster.node.get("typed_extension_protocol_options", UPSTREAM)
+    if node is None:
+        return False
+    options = read(
+        HttpProtocolOptions, node, [], "explicit_http_config", "auto_config", "use_downstream_protocol_config"
+    )
+    explicit = options.message.explicit_http_config
+    if explicit is not None:
+        return explicit.http2_protocol_options is not None or explicit.http3_protocol_options is not None
+    return options.message.auto_config is not None  # ALPN decides
+
+
+CHECKS: Final = (obeys, has_endpoints, pool_limits, retry_limit, extproc_cluster)

@@ -1,0 +1,134 @@
+"""Checks of the routes to a pool: what they ask of us, how long they wait, how they retry."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from extproc.config.checks.parts import Pools, shown
+from extproc.config.messages import RouteAction
+from extproc.config.nodes import Node
+from extproc.config.report import Problem, error, warning
+from extproc.config.route import CLUSTER, POLICY, PREFIX, known_option, known_policy, option_value, suggest
+from extproc.config.topology import Header, Topology
+from extproc.errors import ConfigError
+
+REPLY = timedelta(minutes=5)  # a long reply, streamed
+DEFAULT_TIMEOUT = timedelta(seconds=15)  # Envoy's
+FALLBACKS = 2  # in the answer, beside the choice
+# One of these makes Envoy retry a request whose host went away before the response's headers.
+_DIED = frozenset({"reset", "5xx", "gateway-error"})
+# Values that are numbers but hardly meant: a ratio above 1, a factor below 1.
+_USUAL = {"x-smetric-hit-ratio": (0.0, 1.0), "x-smetric-overload": (1.0, 100.0)}
+
+
+def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Every `x-smetric-*` entry is known and has a value that can be used."""
+    for chain in topology.chains:
+        for metadata in (chain.metadata, *(route.metadata for route in chain.routes)):
+            for key, header in metadata.items():
+                if key.startswith(PREFIX):
+                    yield from _entry(key, header, topology)
+
+
+def goes_to_pool(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A destination outside the route's cluster is ignored."""
+    for _, route in topology.pool_routes():
+        if route.cluster and route.cluster != route.pool and route.pool in topology.clusters:
+            text = f"the route goes to {route.cluster} and ext_proc decides for {route.pool}: Envoy ignores that"
+            advice = f"write cluster: {route.pool}, or disable ext_proc here: ExtProcPerRoute {{disabled: true}}"
+            yield warning(route.route.node.near("route").place, text, advice)
+
+
+def timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Envoy's route timeout runs until the end of the reply."""
+    for node, message in _actions(topology):
+        limit, default = message.timeout, " (the default)" if message.timeout is None else ""
+        limit = DEFAULT_TIMEOUT if limit is None else limit
+        if timedelta(0) < limit < REPLY:
+            text = f"a reply that takes longer than {shown(limit)}{default} is cut off"
+            yield warning(node.near("timeout").place, text, "write timeout: 0s")
+        idle = message.idle_timeout
+        if idle is not None and timedelta(0) < idle < REPLY:
+            text = f"a request that waits longer than {shown(idle)} for its first token is cut off"
+            yield warning(node.near("idle_timeout").place, text, "write idle_timeout: 3600s")
+
+
+def retries(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A request moves to a fallback when its instance is down or dies, as often as there are fallbacks."""
+    for _, route in topology.pool_routes():
+        own = route.route.message.route
+        node, policy = route.route.node.near("route", "retry_policy"), own.retry_policy if own else None
+        if policy is None:
+            policy = route.virtual_host.message.retry_policy
+            node = route.virtual_host.node.near("retry_policy") if policy else node
+        if policy is None:
+            text = "no retry_policy: a request whose instance is down or dies is lost, though others could serve it"
+            advice = (
+                f"write retry_policy: {{retry_on: 'connect-failure,refused-stream,reset', num_retries: {FALLBACKS}}}"
+            )
+            yield warning(node.place, text, advice)
+            continue
+        causes = frozenset(cause.strip() for cause in policy.retry_on.split(","))
+        if not causes & _DIED:
+            missing = [] if "connect-failure" in causes else ["that is down"]
+            missing.append("that dies before its response's headers")
+            text = f"retry_on does not cover an instance {' or one '.join(missing)}: its requests are lost"
+            advice = "write retry_on: connect-failure,refused-stream,reset"
+            yield warning(node.near("retry_on").place, text, advice)
+        count = 1 if policy.num_retries is None else policy.num_retries
+        if count < FALLBACKS:
+            text = f"num_retries is {count}: the answer names {FALLBACKS} fallbacks, and the last ones are never tried"
+            yield warning(node.near("num_retries").place, text, f"write num_retries: {FALLBACKS}")
+        per_try = policy.per_try_timeout
+        if per_try is not None and timedelta(0) < per_try < REPLY:
+            text = f"per_try_timeout {shown(per_try)}: a slow reply is started again elsewhere, which doubles the load"
+            yield warning(node.near("per_try_timeout").place, text, "remove per_try_timeout")
+
+
+def visible(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Routes that come over RDS are not in the file."""
+    for chain in topology.chains:
+        for key in ("rds", "scoped_routes"):
+            node = chain.manager.node.get(key)
+            if node is not None:
+                text = (
+                    f"routes that come by {key} are not seen: neither their x-smetric-* nor their retries are checked"
+                )
+                yield warning(node.place, text, "write route_config here to have it checked")
+
+
+def _entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
+    place, value = header.node.place, header.value
+    if header.dynamic and key in (CLUSTER, POLICY):
+        yield warning(place, f"{key} comes from the request: a client can choose it", "write a fixed value")
+    if header.dynamic:
+        return
+    if key == CLUSTER:
+        if value not in topology.clusters:
+            advice = "write the name of one of static_resources.clusters"
+            yield error(place, f"no cluster {value!r} here: {suggest(value, topology.clusters)}", advice)
+        return
+    try:
+        if key == POLICY:
+            known_policy(value)
+            return
+        known_option(key)
+        number = option_value(key, value)
+    except ConfigError as reason:
+        yield error(place, str(reason), "see docs/drop-into-your-envoy.md for keys and values")
+        return
+    low, high = _USUAL.get(key, (number, number))
+    if not low <= number <= high:
+        yield warning(place, f"{key} is {value}, which is hardly meant", f"write a number from {low:g} to {high:g}")
+
+
+def _actions(topology: Topology) -> Iterator[tuple[Node, RouteAction]]:
+    for _, route in topology.pool_routes():
+        action = route.route.message.route
+        if action is not None:
+            yield route.route.node.near("route"), action
+
+
+CHECKS: Final = (asks, goes_to_pool, timeout, retries, visible)

@@ -1,0 +1,119 @@
+"""Nodes as envoy-data-plane's typed messages: the only file that knows that library.
+
+Any messages within a message are left out; follow them through the node. What does not fit a field's type is reported
+and left out too, so that one mistake does not hide the others; fields that this version does not know are ignored.
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import betterproto2
+
+from extproc.config.nodes import Node, snake_case
+from extproc.config.report import Problem, error
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")  # its use of pydantic is deprecated, which is no news to an operator
+    from envoy_data_plane.envoy.config.cluster.v3 import (
+        CircuitBreakersThresholds,
+        Cluster,
+        ClusterDiscoveryType,
+        ClusterDnsLookupFamily,
+    )
+    from envoy_data_plane.envoy.config.core.v3 import HealthStatus, RoutingPriority
+    from envoy_data_plane.envoy.config.endpoint.v3 import LbEndpoint
+    from envoy_data_plane.envoy.config.listener.v3 import Listener
+    from envoy_data_plane.envoy.config.route.v3 import FilterConfig, Route, RouteAction, VirtualHost
+    from envoy_data_plane.envoy.extensions.clusters.common.dns.v3 import DnsLookupFamily
+    from envoy_data_plane.envoy.extensions.clusters.dns.v3 import DnsCluster
+    from envoy_data_plane.envoy.extensions.filters.http.ext_proc.v3 import (
+        ExternalProcessor,
+        ExtProcOverrides,
+        ExtProcPerRoute,
+        ProcessingMode,
+        ProcessingModeBodySendMode,
+        ProcessingModeHeaderSendMode,
+    )
+    from envoy_data_plane.envoy.extensions.filters.http.header_mutation.v3 import HeaderMutation
+    from envoy_data_plane.envoy.extensions.filters.network.http_connection_manager.v3 import HttpConnectionManager
+    from envoy_data_plane.envoy.extensions.load_balancing_policies.override_host.v3 import OverrideHost
+    from envoy_data_plane.envoy.extensions.upstreams.http.v3 import HttpProtocolOptions
+
+__all__ = [
+    "CircuitBreakersThresholds",
+    "Cluster",
+    "ClusterDiscoveryType",
+    "ClusterDnsLookupFamily",
+    "DnsCluster",
+    "DnsLookupFamily",
+    "ExtProcOverrides",
+    "ExtProcPerRoute",
+    "ExternalProcessor",
+    "FilterConfig",
+    "HeaderMutation",
+    "HealthStatus",
+    "HttpConnectionManager",
+    "HttpProtocolOptions",
+    "LbEndpoint",
+    "Listener",
+    "Located",
+    "OverrideHost",
+    "ProcessingMode",
+    "ProcessingModeBodySendMode",
+    "ProcessingModeHeaderSendMode",
+    "Route",
+    "RouteAction",
+    "RoutingPriority",
+    "VirtualHost",
+    "read",
+]
+
+M = TypeVar("M", bound=betterproto2.Message)
+
+
+@dataclass(frozen=True, slots=True)
+class Located(Generic[M]):
+    """A message and the node it was read from, so that a problem in it can say where."""
+
+    message: M
+    node: Node
+
+
+def read(kind: type[M], node: Node, problems: list[Problem], *fields: str) -> Located[M]:
+    """The node as a message of this kind; what Envoy would not accept is added to the problems.
+
+    Only these fields are read, or all where none is named: what we do not use may be newer than our types.
+    """
+    accepted: dict[str, object] = {}
+    message = kind()
+    for key, child in node.entries():
+        if child.get("@type") is not None or (fields and snake_case(key) not in fields):
+            continue
+        try:
+            # Together with what came before it, since two fields may exclude each other.
+            message = _convert(kind, accepted | {key: child.plain()})
+        except _REFUSALS as refusal:
+            reason = str(refusal).strip().rpartition("\n")[2].strip() or type(refusal).__name__
+            problems.append(
+                error(
+                    child.place,
+                    f"Envoy does not accept this as {key} of {kind.__name__}: {reason[:200]}",
+                    "run `envoy --mode validate -c FILE`: it names the part that is wrong",
+                )
+            )
+        else:
+            accepted[key] = child.plain()
+    return Located(message, node)
+
+
+# What betterproto2 and pydantic raise at values that do not fit; ValidationError is a ValueError.
+_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def _convert(kind: type[M], fields: dict[str, object]) -> M:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # deprecated fields: Envoy itself warns of them
+        return kind.from_dict(fields, ignore_unknown_fields=True)

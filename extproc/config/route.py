@@ -1,0 +1,91 @@
+"""The `x-smetric-*` metadata of a gRPC stream: which pool, which policy, which options. Pure; used for every stream.
+
+Envoy sends the ext_proc filter's metadata with a route's own laid over it, key by key. A route that changes the policy
+therefore still carries the filter's options: an option that only another policy knows is left out, not refused.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable, Mapping
+from functools import cache
+
+from extproc.config.settings import RouteSettings
+from extproc.errors import ConfigError
+from extproc.policies import registry
+
+PREFIX = "x-smetric-"
+CLUSTER = "x-smetric-cluster"
+POLICY = "x-smetric-policy"
+
+
+def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -> RouteSettings:
+    """What a stream's metadata asks for; `default` supplies the pool and the policy that it does not name.
+
+    Raises ConfigError for an unknown policy, key or value, and where neither names a pool.
+    """
+    cluster = default.cluster if default else ""
+    policy = default.policy if default else registry.DEFAULT
+    given: dict[str, float] = {}
+    for key, value in metadata.items():
+        if not key.startswith(PREFIX):
+            continue
+        if key == CLUSTER:
+            cluster = value
+        elif key == POLICY:
+            policy = known_policy(value)
+        else:
+            given[known_option(key)] = option_value(key, value)
+    if not cluster:
+        raise ConfigError(f"no {CLUSTER} names the pool")
+    options = dict(_defaults(policy))
+    if default and default.policy == policy:
+        options |= default.options
+    options |= {name: value for name, value in given.items() if name in options}
+    return RouteSettings(cluster, policy, options)
+
+
+def known_policy(name: str) -> str:
+    """The name itself. Raises ConfigError where no policy has it."""
+    if name not in registry.names():
+        raise ConfigError(f"unknown policy {name!r}: {suggest(name, registry.names())}")
+    return name
+
+
+def known_option(key: str) -> str:
+    """The option behind a key, such as `hit_ratio`. Raises ConfigError where no policy has it."""
+    name = _options().get(key)
+    if name is None:
+        raise ConfigError(f"unknown key {key!r}: {suggest(key, (CLUSTER, POLICY, *_options()))}")
+    return name
+
+
+def option_value(key: str, text: str) -> float:
+    """The number that an option is set to. Raises ConfigError for anything but a finite number >= 0."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise ConfigError(f"{key} is {text!r}: write a number of 0 or more")
+    return value
+
+
+def suggest(word: str, known: Iterable[str]) -> str:
+    """What the writer of an unknown word may have meant."""
+    names = list(known)
+    close = difflib.get_close_matches(word, names, n=1)
+    return f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+
+
+@cache
+def _defaults(policy: str) -> Mapping[str, float]:
+    return registry.options(policy)
+
+
+@cache
+def _options() -> Mapping[str, str]:
+    """Key on the wire -> option, of all policies together."""
+    options = (option for policy in registry.names() for option in registry.options(policy))
+    return {PREFIX + option.replace("_", "-"): option for option in options}
