@@ -1,0 +1,11 @@
+"""The sub-commands of `python -m loadgen`, one module each.
+
+A module has `HELP` (one line), `DESCRIPTION` (what `--help` teaches), `add_arguments(parser)` and `run(args)`, which
+returns the exit code. The module's name is the command's.
+"""
+
+from __future__ import annotations
+
+
+class CommandError(Exception):
+    """The command cannot go on; the message says why and what to do about it."""

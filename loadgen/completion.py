@@ -1,0 +1,251 @@
+"""POST /v1/chat/completions without HTTP: a body becomes a request for the engine, sampled tokens become answers.
+
+Pure: the shell (`engine_server.py`) reads bodies, waits for tokens and writes what is made here.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import TypeVar
+
+from loadgen.chat import ChatError, ChatTemplate, Json
+from loadgen.engine import LiveRequest
+from loadgen.errors import Refused, bad_request, invalid
+from loadgen.hashing import chain, extra_keys
+from loadgen.reply import Model, Reply
+from loadgen.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """What an engine serves. The first of `models`, all names of the base model, is the default."""
+
+    models: Sequence[str]
+    adapters: Sequence[str]  # LoRA
+    max_model_len: int  # tokens of prompt plus reply
+    block_size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """One chat completion under way. `sampled` below is the number of tokens of the reply so far."""
+
+    id: str
+    created: int  # seconds since 1970
+    model: str
+    request: LiveRequest
+    reply: Reply
+    stream: bool
+    include_usage: bool
+    cacheable: int  # tokens in whole blocks of the prompt
+
+    def message(self) -> dict[str, Json]:
+        """The answer to a request that does not stream."""
+        call = self.reply.call
+        message: dict[str, Json] = {"role": "assistant", "content": None if call else "".join(self.reply.pieces)}
+        if call:
+            function = {"name": call.name, "arguments": call.arguments}
+            message["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
+        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.reply.finish}
+        return self._envelope("chat.completion", [choice]) | {"usage": self._usage()}
+
+    def opening(self) -> dict[str, Json]:
+        """The first chunk of a stream, which comes with the first token."""
+        return self._chunk({"role": "assistant", "content": ""})
+
+    def delta(self, before: int, sampled: int) -> dict[str, Json] | None:
+        """The chunk that brings a stream from `before` tokens to `sampled`; None where a client sees no difference."""
+        text = "".join(self.reply.pieces[before:sampled])
+        if text:
+            return self._chunk({"content": text})
+        call = self.reply.call
+        if call and sampled == len(self.reply.tokens):
+            function = {"name": call.name, "arguments": call.arguments}
+            return self._chunk({"tool_calls": [{"index": 0, "id": call.id, "type": "function", "function": function}]})
+        return None
+
+    def closing(self) -> list[dict[str, Json]]:
+        """The last chunks of a stream: why it ends, and the usage where the client asked for it."""
+        chunks = [self._chunk({}, self.reply.finish)]
+        if self.include_usage:
+            chunks.append(self._envelope("chat.completion.chunk", []) | {"usage": self._usage()})
+        return chunks
+
+    def _usage(self) -> dict[str, Json]:
+        request = self.request
+        return {
+            "prompt_tokens": request.prompt,
+            "total_tokens": request.prompt + request.reply,
+            "completion_tokens": request.reply,
+            # The engine's own truth about a hit, reported by 0.32 even when it is 0.
+            "prompt_tokens_details": {
+                "cached_tokens": request.hit,
+                "created_cache_tokens": self.cacheable - request.hit,
+            },
+        }
+
+    def _chunk(self, delta: Mapping[str, Json], finish: str | None = None) -> dict[str, Json]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
+        return self._envelope("chat.completion.chunk", [choice])
+
+    def _envelope(self, kind: str, choices: list[Json]) -> dict[str, Json]:
+        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}
+
+
+def parse(raw: bytes) -> dict[str, Json]:
+    """The JSON object of a body, read as vLLM reads it (Python's `json`: the last of equal keys wins).
+
+    Raises:
+        Refused: 400, it is no JSON object.
+    """
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        raise invalid(f"the body is not JSON ({error})") from error
+    if not isinstance(body, dict):
+        raise invalid("the body is not a JSON object")
+    return body
+
+
+class ChatApi:
+    """Turns bodies into completions, by the template, the tokenizer and the replies of one model directory."""
+
+    def __init__(self, model_dir: Path, served: Served) -> None:
+        self.served = served
+        self._template = ChatTemplate(model_dir)
+        self._tokens = Tokens(model_dir)
+        self._model = Model(self._tokens)
+
+    def start(self, body: Mapping[str, Json], *, id: str, created: int) -> Completion:  # noqa: A002 - OpenAI's name
+        """A completion, ready for the engine.
+
+        Raises:
+            Refused: as vLLM refuses: 404 for a model that is not served, 400 for everything else.
+        """
+        model = self.model(body)
+        salt = _optional(body, "cache_salt", str)
+        if salt == "":
+            raise invalid("cache_salt must not be empty", "cache_salt")
+        if _optional(body, "n", int) not in (None, 1):
+            raise bad_request("the simulated engine gives one answer: n must be 1", "n")
+        tokens = self.prompt(body)
+        prompt = len(tokens)
+        reply = self._reply(body, tokens, model)
+        tokens += reply.tokens
+        lora = model if model in self.served.adapters else None
+        size = self.served.block_size
+        extras = extra_keys((len(tokens) - 1) // size, lora, salt)
+        return Completion(
+            id=id,
+            created=created,
+            model=model,
+            request=LiveRequest(
+                prompt=prompt,
+                reply=len(reply.tokens),
+                keys=chain(tokens, size, extras),
+                tokens=tokens,
+                extras=extras,
+                lora=lora,
+                lora_id=self.served.adapters.index(lora) + 1 if lora else None,
+            ),
+            reply=reply,
+            stream=bool(_optional(body, "stream", bool)),
+            include_usage=bool((_optional(body, "stream_options", dict) or {}).get("include_usage")),
+            cacheable=prompt // size * size,
+        )
+
+    def model(self, body: Mapping[str, Json]) -> str:
+        """The model that a body names; the default where it names none.
+
+        Raises:
+            Refused: 404, not served.
+        """
+        model = _optional(body, "model", str) or self.served.models[0]
+        if model not in (*self.served.models, *self.served.adapters):
+            raise Refused(404, "NotFoundError", f"The model `{model}` does not exist.", "model")
+        return model
+
+    def prompt(self, body: Mapping[str, Json]) -> array[int]:
+        """Token ids of the prompt of a chat.
+
+        Raises:
+            Refused: 400, it cannot be rendered or leaves no room for a reply.
+        """
+        if "chat_template" in body:
+            raise bad_request("a chat template of the request's own is not trusted", "chat_template")
+        try:
+            tokens = self._tokens.encode(self._template.render(body))
+        except ChatError as error:
+            raise invalid(str(error), error.param) from error
+        except ValueError as error:
+            raise invalid(str(error)) from error
+        if len(tokens) >= self.served.max_model_len:
+            raise self._too_long(len(tokens))
+        return tokens
+
+    def tokenize(self, body: Mapping[str, Json]) -> dict[str, Json]:
+        """The answer of POST /tokenize, for `messages` or for a plain `prompt`.
+
+        Raises:
+            Refused: as for a completion.
+        """
+        self.model(body)
+        text = _optional(body, "prompt", str)
+        try:
+            tokens = self.prompt(body) if text is None else self._tokens.encode(text)
+        except ValueError as error:
+            raise invalid(str(error), "prompt") from error
+        return {"count": len(tokens), "max_model_len": self.served.max_model_len, "tokens": tokens.tolist()}
+
+    def _reply(self, body: Mapping[str, Json], prompt: array[int], model: str) -> Reply:
+        room = self.served.max_model_len - len(prompt)
+        wanted = _optional(body, "max_completion_tokens", int)
+        wanted = _optional(body, "max_tokens", int) if wanted is None else wanted
+        if wanted is not None and wanted < 1:
+            raise bad_request(f"max_tokens must be at least 1, got {wanted}.", "max_tokens")
+        if wanted is not None and wanted > room:
+            raise self._too_long(len(prompt), wanted)
+        choice = body.get("tool_choice")
+        tools = [] if choice == "none" else body.get("tools") or []
+        if isinstance(choice, dict):
+            function = choice.get("function")
+            name = function.get("name") if isinstance(function, dict) else None
+            tools = [tool for tool in tools if tool["function"]["name"] == name]
+            if not tools:
+                raise invalid("tool_choice names none of the tools", "tool_choice")
+        return self._model.reply(
+            sha256(model.encode() + prompt.tobytes()).digest(),
+            room if wanted is None else wanted,
+            forced=bool(_optional(body, "ignore_eos", bool)) and wanted is not None,
+            tools=tools,
+            must_call=choice == "required" or isinstance(choice, dict),
+        )
+
+    def _too_long(self, prompt: int, wanted: int = 0) -> Refused:
+        asked = f"you requested {wanted} output tokens and " if wanted else ""
+        return bad_request(
+            f"This model's maximum context length is {self.served.max_model_len} tokens. However, {asked}your prompt "
+            f"contains at least {prompt} input tokens.",
+            "input_tokens",
+        )
+
+
+T = TypeVar("T")
+
+
+def _optional(body: Mapping[str, Json], field: str, kind: type[T]) -> T | None:
+    """A field that may be missing or null.
+
+    Raises:
+        Refused: 400, it is of another type.
+    """
+    value = body.get(field)
+    # A bool is an int to Python, and to no client.
+    if value is None or (isinstance(value, kind) and not (kind is int and isinstance(value, bool))):
+        return value
+    raise invalid(f"{field} must be of type {kind.__name__}", field)

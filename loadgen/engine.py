@@ -1,0 +1,76 @@
+"""An instance in real time: steps last as long as the model says, scaled; requests await their tokens.
+
+The only owner of the clock. A step that ends late does not delay the next one: while there is work, the instance's
+time runs on from the planned end, so a busy machine adds jitter but takes no capacity away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+
+from loadgen.instance import Event, Instance
+from loadgen.publisher import TokenRequest
+
+CATCH_UP = 1.0  # seconds that the instance may lie behind the clock before it gives them up
+
+
+@dataclass(eq=False, slots=True, kw_only=True)
+class LiveRequest(TokenRequest):
+    """A request that somebody waits for: `progress` carries the number of tokens sampled so far."""
+
+    progress: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+
+
+Publish = Callable[[Sequence[Event[LiveRequest]]], Awaitable[None]]
+
+
+class Engine:
+    """Runs an instance. `time_scale` multiplies every duration: 0.1 is ten times as fast as the model."""
+
+    def __init__(self, instance: Instance[LiveRequest], publish: Publish, time_scale: float = 1.0) -> None:
+        self.instance = instance
+        self._publish = publish
+        self._time_scale = time_scale
+        self._work = asyncio.Event()
+
+    async def run(self) -> None:
+        """Step for ever."""
+        clock = asyncio.get_running_loop().time
+        now = clock()
+        while True:
+            step = self.instance.begin(now)
+            if step is None:
+                self._work.clear()
+                await self._work.wait()
+                now = clock()
+                continue
+            ends = now + (step.ends - now) * self._time_scale
+            await asyncio.sleep(max(0.0, ends - clock()))
+            sampled = self.instance.finish(step)
+            await self._publish(step.events)
+            for request in sampled:
+                request.progress.put_nowait(request.sampled)
+            now = max(ends, clock() - CATCH_UP)
+
+    async def generate(self, request: LiveRequest) -> AsyncGenerator[int, None]:
+        """Yield how many tokens of the reply there are, each time there are more, up to all of them.
+
+        Leaving the iteration early, by `aclose` or cancellation, aborts the request.
+
+        Raises:
+            ValueError: the request does not fit into the cache.
+        """
+        await asyncio.sleep(self.instance.profile.overhead * self._time_scale)
+        self.instance.submit(request)
+        self._work.set()
+        try:
+            sampled = 0
+            while sampled < request.reply:
+                sampled = await request.progress.get()
+                while not request.progress.empty():
+                    sampled = request.progress.get_nowait()
+                yield sampled
+        finally:
+            self.instance.abort(request)

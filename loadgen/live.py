@@ -1,0 +1,175 @@
+"""What one sees while a run goes on: a live table on a terminal, plain lines anywhere else. Draws; measures nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Protocol
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from loadgen.summary import Summary
+
+LINE_EVERY = 5.0  # seconds between two plain lines
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One instance at this moment."""
+
+    name: str
+    sessions: int  # whose latest request it served
+    requests: int  # served
+    in_flight: int | None  # None: unknown
+    hit_ratio: float | None  # of the prompt tokens that it served
+    index_blocks: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """One decision of the router, as Envoy's access log shows it."""
+
+    instance: str
+    reason: str
+    turn: int
+    hit_bytes: int
+    prompt_bytes: int
+    decision_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A run at this moment."""
+
+    policy: str
+    done: int
+    failed: int
+    total: int
+    elapsed_s: float
+    rows: Sequence[Row]
+    decisions: Sequence[Decision]  # the newest last
+
+
+class View(Protocol):
+    """A context manager that is shown snapshots."""
+
+    def __enter__(self) -> View: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
+    def show(self, snapshot: Snapshot) -> None: ...
+
+
+def view(console: Console) -> View:
+    """The view that suits the console."""
+    return TerminalView(console) if console.is_terminal else PlainView(console)
+
+
+class TerminalView:
+    """Redraws in place."""
+
+    def __init__(self, console: Console) -> None:
+        self._live = Live(console=console, refresh_per_second=8)
+
+    def __enter__(self) -> View:
+        self._live.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._live.__exit__(kind, error, trace)
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Draw it."""
+        head = Table.grid(padding=(0, 2))
+        head.add_row(
+            Text(snapshot.policy, style="bold"),
+            ProgressBar(snapshot.total, snapshot.done, width=40),
+            f"{snapshot.done}/{snapshot.total} requests, {snapshot.failed} failed, {snapshot.elapsed_s:.0f} s",
+        )
+        instances = Table(box=None, padding=(0, 2))
+        for title in ("instance", "sessions", "in flight", "served", "cache hits", "index blocks"):
+            instances.add_column(title, justify="left" if title == "instance" else "right")
+        for row in snapshot.rows:
+            instances.add_row(
+                row.name,
+                str(row.sessions),
+                _or_dash(row.in_flight),
+                str(row.requests),
+                _percent(row.hit_ratio),
+                _or_dash(row.index_blocks),
+            )
+        decisions = Table(box=None, padding=(0, 2), title="latest decisions", title_justify="left", title_style="dim")
+        for title in ("instance", "reason", "turn", "hit / prompt (KB)", "decided in (ms)"):
+            decisions.add_column(title, justify="left" if title in ("instance", "reason") else "right")
+        for one in reversed(snapshot.decisions):
+            decisions.add_row(
+                one.instance,
+                one.reason,
+                str(one.turn),
+                f"{one.hit_bytes / 1000:.1f} / {one.prompt_bytes / 1000:.1f}",
+                f"{one.decision_ms:.1f}",
+            )
+        self._live.update(Group(head, "", instances, "", decisions))
+
+
+class PlainView:
+    """A line every few seconds."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._next = 0.0
+
+    def __enter__(self) -> View:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def show(self, snapshot: Snapshot) -> None:
+        """Print it, unless the last one was a moment ago."""
+        if snapshot.elapsed_s < self._next and snapshot.done < snapshot.total:
+            return
+        self._next = snapshot.elapsed_s + LINE_EVERY
+        sessions = " ".join(str(row.sessions) for row in snapshot.rows)
+        flying = " ".join(_or_dash(row.in_flight) for row in snapshot.rows)
+        self._console.print(
+            f"{snapshot.policy}: {snapshot.done}/{snapshot.total} requests, {snapshot.failed} failed, "
+            f"{snapshot.elapsed_s:.0f} s; per instance: sessions {sessions}, in flight {flying}",
+            highlight=False,
+        )
+
+
+def comparison(results: Sequence[tuple[str, Summary]]) -> Table:
+    """The policies side by side, the same workload for each."""
+    table = Table(title="the same workload under each policy", title_justify="left", title_style="bold")
+    table.add_column("")
+    for policy, _ in results:
+        table.add_column(policy, justify="right")
+    summaries = [summary for _, summary in results]
+    table.add_row("prompt tokens found in the cache", *(_percent(one.hit_ratio) for one in summaries))
+    table.add_row("load, busiest instance / mean", *(f"{one.imbalance:.2f}" for one in summaries))
+    table.add_row("TTFT p50", *(f"{one.ttft_p50 * 1000:.0f} ms" for one in summaries))
+    table.add_row("TTFT p90", *(f"{one.ttft_p90 * 1000:.0f} ms" for one in summaries))
+    table.add_row("follow-ups that returned", *(_percent(one.stickiness) for one in summaries))
+    table.add_row("requests, failed", *(f"{one.requests}, {one.failed}" for one in summaries))
+    counts = (" ".join(str(count) for count in one.per_instance.values()) for one in summaries)
+    table.add_row("requests per instance", *counts)
+    return table
+
+
+def _percent(ratio: float | None) -> str:
+    return "-" if ratio is None or math.isnan(ratio) else f"{100 * ratio:.1f} %"
+
+
+def _or_dash(value: int | None) -> str:
+    return "-" if value is None else f"{value:,}"

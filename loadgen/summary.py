@@ -1,0 +1,76 @@
+"""Figures of a run, from its records alone."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from loadgen.client import Record
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """What a policy made of a workload. Ratios from 0 to 1, times in seconds; nan where there is nothing to measure."""
+
+    requests: int
+    failed: int
+    hit_ratio: float  # cached prompt tokens / prompt tokens
+    stickiness: float  # follow-ups that returned to the instance of the request before
+    imbalance: float  # requests in flight: busiest instance / mean, over the time in which any were
+    ttft_p50: float
+    ttft_p90: float
+    per_instance: Mapping[str, int]  # requests
+
+
+def summarise(records: Sequence[Record], instances: Sequence[str]) -> Summary:
+    """Sum up a run over these instances (ip:port), idle ones included."""
+    served = [record for record in records if record.ok]
+    prompts = sum(record.prompt_tokens or 0 for record in served)
+    ttfts = [record.ttft_s for record in served if record.ttft_s is not None]
+    counts = Counter(record.instance for record in served)
+    return Summary(
+        requests=len(records),
+        failed=len(records) - len(served),
+        hit_ratio=sum(record.cached_tokens or 0 for record in served) / prompts if prompts else math.nan,
+        stickiness=_stickiness(served),
+        imbalance=_imbalance(served, len(instances)),
+        ttft_p50=percentile(ttfts, 0.5),
+        ttft_p90=percentile(ttfts, 0.9),
+        per_instance={instance: counts[instance] for instance in instances},
+    )
+
+
+def percentile(values: Iterable[float], share: float) -> float:
+    """The smallest value that `share` of the values do not exceed (nearest rank); nan of none."""
+    ordered = sorted(values)
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+
+
+def _stickiness(records: Sequence[Record]) -> float:
+    where = {(record.session, record.turn): record.instance for record in records}
+    pairs = [
+        (where[session, turn - 1], instance)
+        for (session, turn), instance in where.items()
+        if (session, turn - 1) in where
+    ]
+    return sum(before == after for before, after in pairs) / len(pairs) if pairs else math.nan
+
+
+def _imbalance(records: Sequence[Record], instances: int) -> float:
+    """Mean over time of (highest number in flight / mean number in flight), while any request is."""
+    changes: list[tuple[float, str | None, int]] = []
+    for record in records:
+        changes.append((record.started_s, record.instance, 1))
+        changes.append((record.started_s + (record.latency_s or 0.0), record.instance, -1))
+    flying: Counter[str | None] = Counter()
+    busy = weighted = last = 0.0
+    for moment, instance, change in sorted(changes, key=lambda item: (item[0], item[2])):
+        total = flying.total()
+        if total:
+            busy += moment - last
+            weighted += (moment - last) * max(flying.values()) * instances / total
+        flying[instance] += change
+        last = moment
+    return weighted / busy if busy else math.nan
