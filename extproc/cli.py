@@ -115,14 +115,49 @@ def _parser() -> argparse.ArgumentParser:
 
     add = serve.add_argument
     add("--listen", type=_address, default="127.0.0.1:9002", metavar="HOST:PORT", help="gRPC, default %(default)s")
-    add("--health", type=_address, default="127.0.0.1:9003", metavar="HOST:PORT", help="gRPC health, default %(default)s")
-    add("--metrics", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT", help="/metrics and /debug/state, default %(default)s")
-    add("--index", default="memory://", metavar="URL", help="memory:// (default) or redis[s]://[USER:PASSWORD@]HOST:PORT/DB, which routers share")
-    add("--workers", type=_positive, default=1, metavar="N", help="processes, each on the next port of all three; needs redis://")
-    add("--drain-timeout", type=float, default=30.0, metavar="S", help="seconds that open streams may take on SIGTERM, default %(default)s")
+    add(
+        "--health",
+        type=_address,
+        default="127.0.0.1:9003",
+        metavar="HOST:PORT",
+        help="gRPC health, default %(default)s",
+    )
+    add(
+        "--metrics",
+        type=_address,
+        default="127.0.0.1:9090",
+        metavar="HOST:PORT",
+        help="/metrics and /debug/state, default %(default)s",
+    )
+    add(
+        "--index",
+        default="memory://",
+        metavar="URL",
+        help="memory:// (default) or redis[s]://[USER:PASSWORD@]HOST:PORT/DB, which routers share",
+    )
+    add(
+        "--workers",
+        type=_positive,
+        default=1,
+        metavar="N",
+        help="processes, each on the next port of all three; needs redis://",
+    )
+    add(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that open streams may take on SIGTERM, default %(default)s",
+    )
     add("--no-follow", action="store_true", help="leave the engines' events to other processes (needs redis://)")
 
-    follow.add_argument("--metrics", type=_address, default="127.0.0.1:9090", metavar="HOST:PORT", help="/metrics and /debug/state, default %(default)s")
+    follow.add_argument(
+        "--metrics",
+        type=_address,
+        default="127.0.0.1:9090",
+        metavar="HOST:PORT",
+        help="/metrics and /debug/state, default %(default)s",
+    )
     follow.add_argument("--index", required=True, metavar="URL", help="redis[s]://[USER:PASSWORD@]HOST:PORT/DB")
     follow.set_defaults(listen=Address("", 0), health=Address("", 0), workers=1, drain_timeout=0.0, no_follow=False)
 

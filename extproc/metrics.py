@@ -67,6 +67,12 @@ EVENT_STATE = Gauge(
     registry=REGISTRY,
 )
 INDEX_BLOCKS = Gauge("smetric_index_blocks", "Prompt blocks in the index.", ["pool", "instance"], registry=REGISTRY)
+SPECULATIVE_BLOCKS = Gauge(
+    "smetric_speculative_blocks",
+    "Prompt blocks counted as cached because they were just sent.",
+    ["pool"],
+    registry=REGISTRY,
+)
 INDEX_ERRORS = Counter(
     "smetric_index_errors", "Failed index calls, by call and cause.", ["call", "cause"], registry=REGISTRY
 )

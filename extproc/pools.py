@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from extproc import blocks
 from extproc.model import Instance, Source
 from extproc.prompt import PromptRenderer
+from extproc.routed import Speculation
 
 # How long an instance that Envoy could not reach is left alone before one more request tries it. Long enough that a
 # dead instance, idle and so the least loaded, costs few requests a retry; short enough that a restart is soon used.
@@ -25,6 +26,7 @@ class Pool:
     source: Source = Source.EVENTS
     instances: Sequence[Instance] = ()
     cursor: int = 0  # where the next round robin goes
+    speculation: Speculation = field(default_factory=Speculation)
     _suspects: dict[str, float] = field(default_factory=dict)  # address -> when to trust it again
 
     def candidates(self, now: float) -> Sequence[Instance]:

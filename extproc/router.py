@@ -70,13 +70,13 @@ class Router:
         Raises NoInstance for an empty pool, and nothing else whatever the body.
         """
         query = self.query(pool, path, body) if body is not None else Query(degraded=degraded)
-        hits: Mapping[str, int] = {}
+        held: Mapping[str, int] = {}
         if query.chain:
             try:
-                hits = await self._index.match(pool.name, query.chain)
+                held = await self._index.match(pool.name, query.chain)
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
-        return self.decide(pool, policy, options, query, hits, now=now)
+        return self.decide(pool, policy, options, query, held, now=now)
 
     def query(self, pool: Pool, path: str, body: bytes) -> Query:
         """Parse, render and hash a body. Whatever goes wrong is the query's `degraded`."""
@@ -106,11 +106,11 @@ class Router:
         policy: str,
         options: Mapping[str, float],
         query: Query,
-        hits: Mapping[str, int],
+        held: Mapping[str, int],
         *,
         now: float,
     ) -> Routed:
-        """Apply the policy to what is known and count the request. `hits` is in prompt blocks, by instance name.
+        """Apply the policy to what is known and count the request. `held` is in prompt blocks, by instance name.
 
         Raises NoInstance for an empty pool.
         """
@@ -119,6 +119,7 @@ class Router:
             raise NoInstance(f"no instance of the model server is available in pool {pool.name!r}; try again later")
         names = [instance.name for instance in candidates]
         loads, waiting = self._loads.view(pool.name, names)
+        hits = pool.speculation.match(query.chain, held, now)
         cached = [hits.get(name, 0) * pool.block_bytes for name in names]
         view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed())
         chosen, reason = _verdict(policy, options, view, query.degraded)
@@ -138,6 +139,7 @@ class Router:
             mean_load=sum(loads) / len(loads),
         )
         ticket = self._loads.start(pool.name, names[chosen], query.prompt - cached[chosen])
+        pool.speculation.note(names[chosen], query.chain, held.get(names[chosen], 0), now)
         return Routed(choice, ticket, query.chain)
 
 

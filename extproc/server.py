@@ -73,6 +73,7 @@ class Processor:
         self._pools = pools
         self._route = route
         self._on_routed = on_routed
+        self.streams = 0  # open at the moment
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -84,6 +85,7 @@ class Processor:
     async def process(self, events: AsyncIterator[Event], context: Any) -> AsyncIterator[Answer]:
         """One stream: one request of a client, for as long as Envoy is busy with it."""
         stream = _Stream(_metadata(context))
+        self.streams += 1
         metrics.STREAMS.inc()
         try:
             async for event in events:
@@ -104,6 +106,7 @@ class Processor:
             _log.exception("a bug ended an ext_proc stream; its request goes on without us")
         finally:
             stream.close()
+            self.streams -= 1
             metrics.STREAMS.dec()
 
     async def _decide(self, stream: _Stream, wanted: Decide) -> list[Output]:

@@ -23,7 +23,7 @@ RESTART_S = 1.0  # pause before a dead child is started again, so that a broken 
 
 
 async def serve(settings: Settings, options: Options) -> None:
-    """Run worker 0 here and the rest as children, until SIGTERM or SIGINT. Raises ConfigError for impossible options."""
+    """Run worker 0 here and the rest as children, until SIGTERM or SIGINT. Raises ConfigError where that cannot be."""
     shared = not options.index.startswith("memory:")
     if options.workers > 1 and not shared:
         raise ConfigError("--workers above 1 needs an index that they share: add --index redis://HOST:PORT/DB")

@@ -1,0 +1,234 @@
+"""The composition root: settings become parts, parts a running server; on SIGTERM it drains and all is closed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+import signal
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import grpc
+
+from extproc import config, metrics
+from extproc.admin import Admin
+from extproc.config import PoolSettings, RouteSettings, Settings
+from extproc.discovery import Discovery
+from extproc.errors import ConfigError, IndexUnavailable
+from extproc.events import Follower
+from extproc.index.open import open_index
+from extproc.loads import Loads
+from extproc.model import EventReport, Instance, Knowledge, Source
+from extproc.pools import Pool
+from extproc.prompt import PlainRenderer, Renderer
+from extproc.recorder import Recorder
+from extproc.router import Routed, Router
+from extproc.server import OPTIONS, Health, Metadata, Processor
+from extproc.vocabulary import Vocabulary
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """Where to listen; port 0 lets the system choose."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The command line of one process."""
+
+    envoy_yaml: Path
+    listen: Address
+    health: Address
+    metrics: Address
+    index: str
+    workers: int
+    drain_timeout_s: float
+    follow: bool  # whether this `serve`, or a child of it, follows the engines' events
+    until_stdin_closes: bool  # a child of `serve` stops when its parent does
+
+
+def stop_event(*, until_stdin_closes: bool) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, and for a child of `serve` the end of its standard input."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def closed() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+    if until_stdin_closes:
+        loop.add_reader(sys.stdin.fileno(), closed)
+    return stop
+
+
+async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, follow: bool) -> None:
+    """One worker: serve Envoy until `stop`, then drain. Raises ConfigError where a part cannot start."""
+    async with contextlib.AsyncExitStack() as stack:
+        node = Node(settings, options, follow=follow)
+        stack.push_async_callback(node.close)
+        processor = Processor(node.router, node.pools, Routes(settings.default), _record(node.recorder))
+        node.streams = lambda: processor.streams
+        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), Health()
+        server.add_generic_rpc_handlers((processor.handler(),))
+        for one in (server, probes):
+            health.add_to(one)
+        await health.set(ready=False)
+        _bind(server, "--listen", options.listen)
+        _bind(probes, "--health", options.health)
+        await node.start()
+        for one in (probes, server):
+            await one.start()
+        await health.set(ready=True)
+        _log.info("serving ext_proc on %s, index %s, pools %s", options.listen, options.index, ", ".join(node.pools))
+
+        await stop.wait()
+        _log.info("draining %d streams, at most %g s", processor.streams, options.drain_timeout_s)
+        await health.set(ready=False)
+        await server.stop(options.drain_timeout_s)
+        await probes.stop(0)
+
+
+async def follow(settings: Settings, options: Options) -> None:
+    """Follow the engines' events into a shared index, without serving Envoy, until SIGTERM or SIGINT."""
+    stop = stop_event(until_stdin_closes=options.until_stdin_closes)
+    async with contextlib.AsyncExitStack() as stack:
+        node = Node(settings, options, follow=True)
+        stack.push_async_callback(node.close)
+        await node.start()
+        await stop.wait()
+
+
+class Routes:
+    """The settings of a stream's route from its gRPC metadata, remembered: there are as many as routes in the YAML."""
+
+    def __init__(self, default: RouteSettings | None) -> None:
+        self._default = default
+        self._read = lru_cache(maxsize=1024)(self._parse)  # bounded: metadata may be anything
+
+    def __call__(self, metadata: Metadata) -> RouteSettings:
+        """Never fails: what cannot be used is reported once, counted, and replaced by the default."""
+        route, mistake = self._read(metadata)
+        if mistake:
+            metrics.BAD_ROUTES.inc()
+        return route
+
+    def _parse(self, metadata: Metadata) -> tuple[RouteSettings, bool]:
+        try:
+            return config.route_settings(dict(metadata), self._default), False
+        except ConfigError as error:
+            _log.error("%s; using the filter's own settings", error)
+            return self._default or RouteSettings(""), True
+
+
+class Node:
+    """What every process of the product has: pools that follow Envoy's clusters, an index, an admin port."""
+
+    def __init__(self, settings: Settings, options: Options, *, follow: bool) -> None:
+        self._options = options
+        self.loads = Loads()
+        self.index = open_index(options.index)
+        self.router = Router(self.index, self.loads, lambda: secrets.randbits(64))
+        self.pools = {name: _pool(pool) for name, pool in settings.pools.items()}
+        self._followers = {
+            name: Follower(name, Vocabulary.load(pool.model_dir), pool.prompt_block_bytes, self.index)
+            for name, pool in settings.pools.items()
+            if follow and pool.source is Source.EVENTS and pool.model_dir is not None
+        }
+        routed = [name for name, pool in self.pools.items() if pool.source is Source.ROUTED]
+        self.recorder = Recorder(self.index, routed, writer=secrets.token_hex(4))
+        self._discovery = Discovery(settings, self._changed)
+        self._admin = Admin(self.state)
+        self.streams: Callable[[], int] = lambda: 0
+
+    async def start(self) -> None:
+        """Find the instances, follow their events, open the admin port. Raises ConfigError where that is taken."""
+        await self._discovery.start()
+        try:
+            await self._admin.start(self._options.metrics.host, self._options.metrics.port)
+        except OSError as error:
+            raise ConfigError(f"--metrics: cannot listen on {self._options.metrics}: {error.strerror}") from error
+
+    async def close(self) -> None:
+        """Stop everything, in the opposite order."""
+        await self._admin.close()
+        await self._discovery.close()
+        await self.recorder.close()
+        for follower in self._followers.values():
+            await follower.close()
+        await self.index.close()
+
+    async def state(self) -> Mapping[str, Any]:
+        """What `/debug/state` shows; brings the gauges up to date with it."""
+        pools = {name: await self._pool_state(pool) for name, pool in self.pools.items()}
+        return {"pools": pools, "streams": self.streams()}
+
+    def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
+        """DNS or EDS says who is in a pool."""
+        self.pools[name].instances = instances
+        self.recorder.keep(name, [instance.name for instance in instances])
+        if name in self._followers:
+            self._followers[name].follow(instances)
+
+    async def _pool_state(self, pool: Pool) -> Mapping[str, Any]:
+        follower = self._followers.get(pool.name)
+        try:
+            sizes: Mapping[str, int] | None = await self.index.sizes(pool.name)
+            reports = follower.reports() if follower else await self.index.reports(pool.name)
+        except IndexUnavailable:
+            sizes, reports = None, {}
+        names = [instance.name for instance in pool.instances]
+        states: dict[str, Any] = {}
+        for instance, in_flight, unprefilled in zip(pool.instances, *self.loads.view(pool.name, names), strict=True):
+            blocks = None if sizes is None else sizes.get(instance.name, 0)
+            follows = pool.source is Source.EVENTS and instance.kv_events is not None
+            report = reports.get(instance.name, UNHEARD) if follows else None
+            states[instance.name] = {
+                "in_flight": in_flight,
+                "unprefilled_bytes": unprefilled,
+                "index_blocks": blocks,
+                "events": report,
+            }
+            metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)
+            metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(unprefilled)
+            metrics.INDEX_BLOCKS.labels(pool.name, instance.name).set(blocks or 0)
+        metrics.SPECULATIVE_BLOCKS.labels(pool.name).set(len(pool.speculation))
+        return {"source": pool.source, "speculative_blocks": len(pool.speculation), "instances": states}
+
+
+UNHEARD = EventReport(Knowledge.UNKNOWN, -1, 0.0)
+
+
+def _record(recorder: Recorder) -> Callable[[Pool, Routed], None]:
+    return lambda pool, routed: recorder.note(pool.name, routed.choice.instance.name, routed.chain)
+
+
+def _pool(settings: PoolSettings) -> Pool:
+    return Pool(
+        name=settings.name,
+        renderer=PlainRenderer() if settings.model_dir is None else Renderer.load(settings.model_dir),
+        models=settings.models,
+        block_bytes=settings.prompt_block_bytes,
+        source=settings.source,
+    )
+
+
+def _bind(server: grpc.aio.Server, flag: str, address: Address) -> None:
+    try:
+        server.add_insecure_port(str(address))
+    except RuntimeError as error:
+        raise ConfigError(f"{flag}: cannot listen on {address}; is another process there?") from error
