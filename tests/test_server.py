@@ -1,0 +1,244 @@
+"""The gRPC shell over real gRPC: a client that speaks as Envoy does, and hangs up when it likes."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+import pytest
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from google.protobuf import json_format
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from extproc import metrics
+from extproc.config import RouteSettings
+from extproc.index.memory import MemoryIndex
+from extproc.loads import Loads
+from extproc.model import Instance
+from extproc.pools import Pool
+from extproc.prompt import PlainRenderer
+from extproc.router import Router
+from extproc.server import OPTIONS, READINESS, Health, Processor
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}]}).encode()
+
+
+class Served:
+    """A running server and a channel to it."""
+
+    def __init__(self, instances: int = 2) -> None:
+        self.loads = Loads()
+        addresses = [Instance(f"10.0.0.{number}:8000") for number in range(instances)]
+        self.pool = Pool("pool", PlainRenderer(), instances=addresses)
+        self.routed: list[str] = []
+        self.processor = Processor(
+            Router(MemoryIndex(), self.loads),
+            {"pool": self.pool},
+            lambda metadata: RouteSettings(dict(metadata).get("x-smetric-cluster", "pool")),
+            lambda _, routed: self.routed.append(routed.choice.instance.address),
+        )
+        self.channel: grpc.aio.Channel
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Served]:
+        server = grpc.aio.server(options=OPTIONS)
+        server.add_generic_rpc_handlers((self.processor.handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as self.channel:
+            yield self
+        await server.stop(0)
+
+    def stream(self, *metadata: tuple[str, str]) -> Any:
+        method = self.channel.stream_stream(
+            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )
+        return method(metadata=metadata)
+
+
+@pytest.fixture
+async def served() -> AsyncIterator[Served]:
+    async with Served().run() as running:
+        yield running
+
+
+def message(**fields: Any) -> ProcessingRequest:
+    parsed: ProcessingRequest = json_format.ParseDict(fields, ProcessingRequest())
+    return parsed
+
+
+def headers(path: str = "/v1/chat/completions", *, end: bool = False) -> ProcessingRequest:
+    pairs = [{"key": ":path", "value": path}, {"key": ":method", "value": "POST"}]
+    return message(
+        request_headers={"headers": {"headers": pairs}, "end_of_stream": end},
+        protocol_config={"request_body_mode": "BUFFERED"},
+    )
+
+
+def body(data: bytes) -> ProcessingRequest:
+    request = ProcessingRequest()
+    request.request_body.body = data
+    request.request_body.end_of_stream = True
+    return request
+
+
+def answered(served_by: str | None = None) -> ProcessingRequest:
+    fields: dict[str, Any] = {"response_headers": {"headers": {"headers": [{"key": ":status", "value": "200"}]}}}
+    if served_by:
+        fields["attributes"] = {"envoy.filters.http.ext_proc": {"upstream.address": served_by}}
+    return message(**fields)
+
+
+async def ask(stream: Any, *requests: ProcessingRequest) -> list[dict[str, Any]]:
+    """Send messages one by one, each after the answer to the one before."""
+    answers = []
+    for request in requests:
+        await stream.write(request)
+        answer = await stream.read()
+        answers.append(json_format.MessageToDict(answer, preserving_proto_field_name=True))
+    return answers
+
+
+async def until_idle(served: Served) -> None:
+    """Wait until no stream is open and no load is held."""
+    async with asyncio.timeout(30):
+        while served.processor.streams or served.loads.snapshot("pool"):
+            await asyncio.sleep(0.01)
+
+
+async def test_one_exchange(served: Served) -> None:
+    """The destination comes with the body's answer; load is held until the stream ends, prefill until the headers."""
+    stream = served.stream()
+    _, decided = await ask(stream, headers(), body(BODY))
+    metadata = decided["dynamic_metadata"]
+    assert metadata["envoy.lb"]["x-gateway-destination-endpoint"] == "10.0.0.0:8000,10.0.0.1:8000"
+    explained = metadata["smetric"]
+    assert (explained["instance"], explained["reason"], explained["turn"]) == ("10.0.0.0:8000", "first_turn", 0)
+    assert {"policy", "hit_bytes", "best_hit_bytes", "history_bytes", "prompt_bytes"} <= explained.keys()
+    assert {"load", "mean_load", "decision_ms"} <= explained.keys()
+    assert served.loads.view("pool", ["10.0.0.0:8000"]) == ([1], [int(explained["prompt_bytes"])])
+    await ask(stream, answered())
+    assert served.loads.view("pool", ["10.0.0.0:8000"]) == ([1], [0])
+    await stream.done_writing()
+    assert await stream.read() is grpc.aio.EOF
+    assert served.loads.snapshot("pool") == {}
+    assert served.routed == ["10.0.0.0:8000"]
+
+
+async def test_an_instance_that_envoy_could_not_reach(served: Served) -> None:
+    """The load moves to who answered, and the next decision avoids who did not."""
+    stream = served.stream()
+    await ask(stream, headers(), body(BODY), answered(served_by="10.0.0.1:8000"))
+    assert served.loads.snapshot("pool") == {"10.0.0.1:8000": (1, 0)}
+    await ask(served.stream(), headers(), body(BODY))
+    assert served.routed == ["10.0.0.0:8000", "10.0.0.1:8000"]
+    stream.cancel()
+
+
+async def test_an_unknown_pool_is_left_to_envoy(served: Served) -> None:
+    """No destination is named, a client's own is removed, and the reason is there to see."""
+    (decided,) = await ask(served.stream(("x-smetric-cluster", "elsewhere")), headers(end=True))
+    mutation = decided["request_headers"]["response"]["header_mutation"]
+    assert mutation == {"remove_headers": ["x-gateway-destination-endpoint", "x-data-parallel-rank"]}
+    assert decided["dynamic_metadata"] == {"smetric": {"reason": "no_pool"}}
+
+
+async def test_an_empty_pool_is_answered_with_503() -> None:
+    """The one request that we refuse, in OpenAI's form."""
+    async with Served(instances=0).run() as served:
+        _, refused = await ask(served.stream(), headers(), body(BODY))
+    assert refused["immediate_response"]["status"]["code"] == "ServiceUnavailable"
+    assert refused["dynamic_metadata"]["smetric"] == {"reason": "no_instance"}
+
+
+async def test_a_message_out_of_order_ends_the_stream_well(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Envoy goes on without us: the stream ends with OK, the log and a counter say so."""
+    before = metrics.EXCEPTIONS.labels("exchange")._value.get()
+    stream = served.stream()
+    await stream.write(message(response_body={"body": "eA=="}))
+    assert await stream.read() is grpc.aio.EOF
+    assert await stream.code() is grpc.StatusCode.OK
+    assert metrics.EXCEPTIONS.labels("exchange")._value.get() == before + 1
+    assert "out of order" in caplog.text
+
+
+async def test_a_bug_ends_the_stream_well(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """An exception in a handler would vanish in grpc.aio: it is logged and counted, and the request goes on."""
+
+    def broken(_: object) -> RouteSettings:
+        raise ZeroDivisionError
+
+    served.processor._route = broken
+    stream = served.stream()
+    await stream.write(headers(end=True))
+    assert await stream.read() is grpc.aio.EOF
+    assert await stream.code() is grpc.StatusCode.OK
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize("size", [5 << 20, 64 << 20])
+async def test_large_bodies_pass(served: Served, size: int) -> None:
+    """gRPC's own limit is 4 MiB; ours is beyond the 64 MiB that the shipped Envoy configuration lets through."""
+    data = json.dumps({"messages": [{"role": "user", "content": "x" * size}]}).encode()
+    _, decided = await ask(served.stream(), headers(), body(data))
+    assert decided["dynamic_metadata"]["smetric"]["reason"] == "first_turn"
+
+
+async def abort(served: Served, steps: Sequence[ProcessingRequest], *, wait: bool) -> None:
+    """Send some messages and hang up, before or after the last answer."""
+    stream = served.stream()
+    for number, step in enumerate(steps, 1):
+        await stream.write(step)
+        if wait or number < len(steps):
+            await stream.read()
+    stream.cancel()
+
+
+@pytest.mark.timeout(300)
+async def test_ten_thousand_aborts_leave_no_load(served: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """A client may hang up between any two messages: every load comes back, and nobody is woken for it."""
+    steps = (headers(), body(BODY), answered())
+    cases = [(steps[:count], wait) for count in (1, 2, 3) for wait in (True, False)]
+    limit = asyncio.Semaphore(100)
+
+    async def one(number: int) -> None:
+        async with limit:
+            chosen, wait = cases[number % len(cases)]
+            await abort(served, chosen, wait=wait)
+
+    with caplog.at_level(logging.WARNING):
+        async with asyncio.TaskGroup() as group:
+            for number in range(10_000):
+                group.create_task(one(number))
+        await until_idle(served)
+    assert len(served.routed) > 5_000
+    assert not caplog.records
+
+
+async def test_health_answers_under_every_name() -> None:
+    """Check and Watch, ready and not, alive throughout."""
+    server, health = grpc.aio.server(), Health()
+    health.add_to(server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    serving = health_pb2.HealthCheckResponse.SERVING
+    not_serving = health_pb2.HealthCheckResponse.NOT_SERVING
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub = health_pb2_grpc.HealthStub(channel)
+        await health.set(ready=True)
+        watch = stub.Watch(health_pb2.HealthCheckRequest(service="readiness"))
+        assert (await watch.read()).status == serving
+        await health.set(ready=False)
+        assert (await watch.read()).status == not_serving
+        for name in READINESS:
+            assert (await stub.Check(health_pb2.HealthCheckRequest(service=name))).status == not_serving
+        assert (await stub.Check(health_pb2.HealthCheckRequest(service="liveness"))).status == serving
+        watch.cancel()
+    await server.stop(0)
