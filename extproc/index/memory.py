@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from extproc.index import MAX_ADAPTERS, Change
+from extproc.index.answers import Answers
 from extproc.model import EventReport
 
 # The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about
@@ -19,11 +20,6 @@ SHARD = SHARDS - 1
 
 # Masks kept for re-use. Few sets of holders are common; what exceeds this starts afresh.
 SHARED_MASKS = 4096
-
-# A set of more holders than this is likely the same at the next match (a system prompt's), so its answer is kept; the
-# kept answers together name at most so many holders, about 5 MB.
-FEW = 16
-KEPT_NAMES = 65_536
 
 
 class Holders:
@@ -39,8 +35,7 @@ class Holders:
         self._dead = 0  # given up, but perhaps still in some keys
         self._sweep: Iterator[None] | None = None
         self._masks: dict[int, int] = {}  # equal masks are one object: 8 bytes a key and not 40
-        self._kept: dict[tuple[int, int], dict[str, int]] = {}
-        self._kept_names = 0
+        self._answers = Answers(self._names, int.bit_count)
 
     def match(self, chain: Sequence[int]) -> dict[str, int]:
         """See `Index.match`."""
@@ -50,16 +45,7 @@ class Holders:
             rest = self._holders(chain[last])
             self._explore(chain, 0, first, last, rest, answers)
             answers.append((rest, len(chain)))
-        found: dict[str, int] = {}
-        for mask, blocks in answers:  # ascending: of an instance's several writers the deepest wins
-            if mask.bit_count() <= FEW:
-                for position in _positions(mask):
-                    found[self._instances[position]] = blocks
-            elif found:
-                found.update(self._answer(mask, blocks))
-            else:
-                found = self._answer(mask, blocks).copy()
-        return found
+        return self._answers.merge(answers)
 
     def apply(self, change: Change) -> None:
         """See `Index.apply`; each call also sweeps one shard while there is something to sweep."""
@@ -101,19 +87,8 @@ class Holders:
         self._explore(chain, low, at_low, middle, at_middle, answers)
         self._explore(chain, middle, at_middle, high, at_high, answers)
 
-    def _answer(self, mask: int, blocks: int) -> dict[str, int]:
-        answer = self._kept.get((mask, blocks))
-        if answer is None:
-            if self._kept_names > KEPT_NAMES:
-                self._forget_answers()
-            answer = {self._instances[position]: blocks for position in _positions(mask)}
-            self._kept[mask, blocks] = answer
-            self._kept_names += len(answer)
-        return answer
-
-    def _forget_answers(self) -> None:
-        self._kept.clear()
-        self._kept_names = 0
+    def _names(self, mask: int) -> list[str]:
+        return [self._instances[position] for position in _positions(mask)]
 
     def _allot(self, holder: tuple[str, str]) -> int:
         if self._free:
@@ -123,7 +98,7 @@ class Holders:
             position = len(self._instances)
             self._instances.append(holder[0])
             self._counts.append(0)
-        self._forget_answers()
+        self._answers.clear()
         bit = self._shared(1 << position)
         self._bits[holder] = bit
         self._live |= bit

@@ -1,0 +1,80 @@
+"""What one router knows of a pool in Redis, kept up to date by the answers of its own matches: names and adapters.
+
+An id in an answer means a holder. The answers bring the meaning of every id that is newer than the newest one known, so
+a match needs no second round trip, and between restarts of instances it carries nothing extra.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from extproc.index import MAX_ADAPTERS
+from extproc.index.answers import Answers
+
+ID_BYTES = 3  # 16 million incarnations in a pool's life; up to two of them a block cost what one does
+
+# Names kept at most. Instances come and go by the hundred a day in Kubernetes; beyond this the directory starts afresh.
+MAX_NAMES = 65_536
+
+
+class Directory:
+    """The instances behind the ids of one pool, and the pool's LoRA adapters."""
+
+    def __init__(self) -> None:
+        self.epoch = b""  # of the pool's data: another one means that everything in Redis is new
+        self.newest = 0  # every living id up to this one is known
+        self.adapters: frozenset[str] = frozenset()
+        self._instances: dict[bytes, str] = {}
+        self._ids: dict[bytes, bytes] = {}  # by holder
+        self._announced: dict[str, None] = {}  # adapters, the oldest first
+        self._answers = Answers(self._names, lambda ids: len(ids) // ID_BYTES)
+
+    def read(self, answer: Sequence[Any]) -> Mapping[str, int]:
+        """Learn from the answer of `match.lua`; returns the blocks held, by instance name."""
+        epoch, newest, holders, adapters, *found = answer
+        if epoch != self.epoch or len(self._ids) > MAX_NAMES:
+            self._restart(epoch)
+        if holders:
+            self._learn(holders)
+        if adapters:
+            self.learn_adapters([name.decode() for name in adapters])
+        self.newest = max(self.newest, newest)
+        return self._answers.merge(zip(found[1::2], found[::2], strict=True))
+
+    def learn_adapters(self, adapters: Sequence[str]) -> None:
+        """Note what engines announced; names that are known may be among them."""
+        if adapters and not self.adapters.issuperset(adapters):
+            self._announced.update(dict.fromkeys(adapters))
+            while len(self._announced) > MAX_ADAPTERS:
+                del self._announced[next(iter(self._announced))]
+            self.adapters = frozenset(self._announced)
+
+    def _restart(self, epoch: bytes) -> None:
+        self.epoch, self.newest, self.adapters = epoch, 0, frozenset()
+        for known in (self._instances, self._ids, self._announced):
+            known.clear()
+        self._answers.clear()
+
+    def _learn(self, holders: Sequence[bytes]) -> None:
+        for holder, number in zip(holders[::2], holders[1::2], strict=True):
+            id_ = int(number).to_bytes(ID_BYTES, "big")
+            self._instances.pop(self._ids.get(holder, b""), None)
+            self._ids[holder] = id_
+            self._instances[id_] = instance_of(holder)
+        self._answers.clear()
+
+    def _names(self, ids: bytes) -> list[str]:
+        known = self._instances
+        parts = (ids[i : i + ID_BYTES] for i in range(0, len(ids), ID_BYTES))
+        return [known[id_] for id_ in parts if id_ in known]
+
+
+def holder_of(instance: str, writer: str) -> bytes:
+    """One writer's share of an instance, as Redis names it."""
+    return f"{instance}\0{writer}".encode() if writer else instance.encode()
+
+
+def instance_of(holder: bytes) -> str:
+    """The instance that a holder is a share of."""
+    return holder.partition(b"\0")[0].decode()

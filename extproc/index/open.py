@@ -1,0 +1,22 @@
+"""From an index URL to an index: the one place that knows which backends exist."""
+
+from __future__ import annotations
+
+from extproc.errors import ConfigError
+from extproc.index import Index
+from extproc.index.memory import MemoryIndex
+
+
+def open_index(url: str) -> Index:
+    """The index that `url` names: `memory://`, or what `redis_link.parse` understands.
+
+    Opens no connection yet. Raises ConfigError for a URL that names no backend.
+    """
+    scheme = url.partition("://")[0]
+    if scheme == "memory":
+        return MemoryIndex()
+    if scheme in {"redis", "rediss", "unix"}:
+        from extproc.index.redis import RedisIndex  # noqa: PLC0415 - memory:// needs no Redis client
+
+        return RedisIndex.from_url(url)
+    raise ConfigError(f"{url!r} names no index: write memory:// or redis[s]://[USER:PASSWORD@]HOST:PORT/DB")

@@ -1,0 +1,252 @@
+"""One Redis behind time budgets: fails fast while it is away, comes back alone, raises one error.
+
+It owns the connections and the judgement whether Redis is there. It knows nothing of what is stored: `index/redis.py`
+and `replicas.py` do.
+"""
+# ruff: noqa: TID251 - an edge: asyncio and redis are its subject
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
+
+from redis.asyncio import Redis, RedisCluster
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import NoScriptError, RedisError, ResponseError
+
+from extproc import metrics
+from extproc.errors import ConfigError, IndexUnavailable
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+DEFAULT_NAMESPACE = "smetric"
+
+CONNECT_S = 1.0  # TCP, TLS and authentication across zones take tens of milliseconds; a lost packet 0.2 s
+PROBE_S = 0.25  # between two looks whether Redis is back
+# Failing for so long without any success means that Redis is away. A shorter hiccup (a fork, a failover within a
+# proxy) costs the calls that it hits and no others: a decision without the index costs an engine a whole prefill.
+PATIENCE_S = 0.1
+
+Client = Redis | RedisCluster
+Argument = bytes | str | int
+
+
+class Address(NamedTuple):
+    """An index URL taken apart."""
+
+    url: str  # as redis-py understands it
+    namespace: str
+    cluster: bool
+
+
+def parse(url: str) -> Address:
+    """`redis[s]://[USER:PASSWORD@]HOST:PORT/DB[?namespace=NAME][&cluster=true]`.
+
+    Other options of the query are redis-py's (`ssl_ca_certs=PATH` ...).
+    """
+    parts = urlsplit(url)
+    query = dict(parse_qsl(parts.query))
+    namespace = query.pop("namespace", DEFAULT_NAMESPACE)
+    cluster = query.pop("cluster", "false").lower() in {"true", "yes", "1"}
+    return Address(urlunsplit(parts._replace(query=urlencode(query))), namespace, cluster)
+
+
+def connect(address: Address, connections: int) -> Client:
+    """A client that opens at most `connections` to a node, none of them yet. Raises ConfigError."""
+    if not address.cluster:
+        return connect_to_one(address, connections)
+    try:
+        return RedisCluster.from_url(address.url, **_options(connections))
+    except (ValueError, TypeError, RedisError) as error:
+        raise ConfigError(f"index URL {_without_secrets(address.url)!r}: {error}") from error
+
+
+def connect_to_one(address: Address, connections: int) -> Redis:
+    """Like `connect`, to the server that the URL names, even where it is one node of a cluster. Raises ConfigError."""
+    try:
+        client: Redis = Redis.from_url(address.url, **_options(connections))
+        pool = client.connection_pool
+        pool.connection_class(**pool.connection_kwargs)  # judges the options without connecting
+    except (ValueError, TypeError, RedisError) as error:
+        raise ConfigError(f"index URL {_without_secrets(address.url)!r}: {error}") from error
+    return client
+
+
+def _options(connections: int) -> dict[str, Any]:
+    return {
+        "max_connections": connections,
+        "socket_timeout": None,  # each call has its own budget
+        "socket_connect_timeout": CONNECT_S,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 1),  # a connection that Redis closed meanwhile is replaced at once
+        "client_name": "smetric-extproc",
+        "protocol": 2,
+    }
+
+
+class Script:
+    """A Lua script that Redis runs atomically. Redis forgets scripts when it restarts; then its source is sent."""
+
+    def __init__(self, source: str, keys: int) -> None:
+        self._source = source.encode()
+        self._digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
+        self._keys = keys
+
+    async def run(self, client: Client, keys_and_arguments: Sequence[Argument]) -> Any:
+        """Its answer to one call."""
+        try:
+            return await client.execute_command("EVALSHA", self._digest, self._keys, *keys_and_arguments)
+        except NoScriptError:
+            return await client.execute_command("EVAL", self._source, self._keys, *keys_and_arguments)
+
+    async def run_all(self, client: Client, calls: Sequence[Sequence[Argument]]) -> list[Any]:
+        """Its answers to many calls in one round trip, in order; all of them have keys in one hash slot.
+
+        Raises the first error; the calls after the failed one may have run.
+        """
+        for first in ("EVALSHA", "EVAL"):
+            pipeline = client.pipeline(transaction=False)
+            pipeline.execute_command(first, self._digest if first == "EVALSHA" else self._source, self._keys, *calls[0])
+            for call in calls[1:]:
+                pipeline.execute_command("EVALSHA", self._digest, self._keys, *call)
+            answers: list[Any] = await pipeline.execute(raise_on_error=False)
+            errors = [answer for answer in answers if isinstance(answer, Exception)]
+            if not any(isinstance(error, NoScriptError) for error in errors):
+                break
+        if errors:
+            raise errors[0]
+        return answers
+
+
+class Link:
+    """Runs calls on a client within their budgets, a few at a time; while Redis is away it refuses them at once."""
+
+    def __init__(self, client: Client, slots: int) -> None:
+        self._client = client
+        self._slots = asyncio.Semaphore(slots)
+        self._width = slots
+        self._there = asyncio.Event()
+        self._away = False
+        self._failing_since: float | None = None
+        self._probe: asyncio.Task[None] | None = None
+
+    async def run(self, name: str, budget_s: float, call: Callable[[Client], Awaitable[_T]]) -> _T:
+        """The result of `call`. Raises IndexUnavailable, counted under `name`, and nothing else."""
+        loop = asyncio.get_running_loop()
+        try:
+            async with _Budget(budget_s):
+                await self._connected()
+                async with self._slots:
+                    result = await call(self._client)
+        except IndexUnavailable:
+            metrics.INDEX_ERRORS.labels(name, "away").inc()
+            raise
+        except TimeoutError as error:
+            self._failed(loop.time(), "it does not answer")
+            metrics.INDEX_ERRORS.labels(name, "timeout").inc()
+            raise IndexUnavailable(f"Redis did not answer {name} within {budget_s * 1e3:g} ms") from error
+        except ResponseError as error:  # Redis is there, and refuses
+            metrics.INDEX_ERRORS.labels(name, "refused").inc()
+            raise IndexUnavailable(f"Redis refused {name}: {error}") from error
+        except (RedisError, OSError) as error:
+            self._failed(loop.time(), str(error))
+            metrics.INDEX_ERRORS.labels(name, "connection").inc()
+            raise IndexUnavailable(f"Redis could not be reached for {name}: {error}") from error
+        except Exception as error:
+            _log.exception("a bug in index call %s", name)
+            metrics.INDEX_ERRORS.labels(name, "bug").inc()
+            raise IndexUnavailable(f"{name} failed: {error}") from error
+        self._failing_since = None
+        return result
+
+    async def close(self) -> None:
+        """Stop looking for Redis; the client is not closed."""
+        if self._probe is not None:
+            self._probe.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._probe
+
+    async def _connected(self) -> None:
+        """Return once Redis was reached. Only the first calls wait for it; after a failure they are refused."""
+        if self._there.is_set():
+            return
+        if self._away:
+            raise IndexUnavailable("Redis is away")
+        self._look()
+        await self._there.wait()
+
+    def _failed(self, now: float, why: str) -> None:
+        if self._failing_since is None:
+            self._failing_since = now
+        if now - self._failing_since >= PATIENCE_S and self._there.is_set():
+            _log.warning("Redis is away (%s); going on without it until it is back", why)
+            self._there.clear()
+            self._away = True
+            self._look()
+
+    def _look(self) -> None:
+        if self._probe is None or self._probe.done():
+            self._probe = asyncio.get_running_loop().create_task(self._until_there())
+
+    async def _until_there(self) -> None:
+        """Open all connections ahead of the calls: their budgets may be shorter than a TLS handshake takes."""
+        while True:
+            try:
+                async with asyncio.timeout(CONNECT_S):
+                    pings = (self._client.execute_command("PING") for _ in range(self._width))
+                    results = await asyncio.gather(*pings, return_exceptions=True)
+                errors = [result for result in results if isinstance(result, BaseException)]
+            except TimeoutError:
+                errors = [TimeoutError("it does not answer")]
+            if not errors:
+                break
+            if not self._away:
+                _log.warning("Redis is away (%s); going on without it until it is there", errors[0])
+                self._away = True
+            await asyncio.sleep(PROBE_S)
+        if self._away:
+            _log.info("Redis is there")
+        self._away = False
+        self._failing_since = None
+        self._there.set()
+
+
+class _Budget:
+    """`asyncio.timeout` that does not hold it against Redis when this process itself was busy as the time ran out.
+
+    Then the answer may have long arrived, so the call gets a moment more to pick it up.
+    """
+
+    def __init__(self, budget_s: float) -> None:
+        self._budget_s = budget_s
+        self._loop = asyncio.get_running_loop()
+        self._timeout = asyncio.timeout(None)
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+        self._timer = self._loop.call_later(self._budget_s, self._due, self._loop.time() + self._budget_s)
+
+    async def __aexit__(self, *exception: Any) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        await self._timeout.__aexit__(*exception)
+
+    def _due(self, when: float) -> None:
+        now = self._loop.time()
+        if now - when > 0.002:
+            self._timer = self._loop.call_later(0.002, self._timeout.reschedule, now)
+        else:
+            self._timeout.reschedule(now)
+
+
+def _without_secrets(url: str) -> str:
+    parts = urlsplit(url)
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
