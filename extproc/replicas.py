@@ -1,0 +1,357 @@
+"""What router replicas tell each other through Redis: who follows which instance's events, and what each has in flight.
+
+It owns the leases and the exchange of loads; it knows neither events nor policies. Nothing here raises when Redis is
+away: leases run out, peers fall silent and are dropped, and both come back alone.
+"""
+# ruff: noqa: TID251 - an edge: asyncio and redis are its subject
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, NamedTuple, Protocol
+from urllib.parse import quote
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from extproc.errors import IndexUnavailable
+from extproc.redis_link import (
+    CONNECT_S,
+    DEFAULT_NAMESPACE,
+    Argument,
+    Client,
+    Link,
+    Script,
+    connect,
+    connect_to_one,
+    parse,
+)
+
+_log = logging.getLogger(__name__)
+
+SCHEMA = 1  # of the messages and of the leases, part of their names: routers of another one are strangers
+
+RENEW_S = 0.75  # how often a follower calls `Leases.renew`
+LEASE_S = 2.5  # two renewals may fail; with the next follower's renewal, a takeover takes 3.25 s at most
+LEASE_BUDGET_S = 0.5
+
+TICK_S = 0.005  # between two messages; what two routers decide within it, they decide without each other
+WHOLE_S = 1.0  # between two complete messages, which repair lost ones and say that we live
+SILENCE_S = 3.0  # after which a peer is taken for dead
+MAX_PEERS = 256
+
+# KEYS: the pool's leases, a hash: l:INSTANCE -> replica and deadline, m:REPLICA -> deadline. ARGV: replica, ms that a
+# lease lasts, members seen at the last renewal, number of orphans, orphans ..., instances wanted ...
+# Takes what is free, up to a fair share, and orphans beyond it: those that nobody took for two renewals, because the
+# members do not all want the same. Gives back what exceeds the share, but only where a member came (or `members` is 0):
+# otherwise an orphan would be given back and taken again for ever.
+# Returns the number of members, the instances held, and those that are still free.
+_RENEW = Script(
+    """
+local me, lease, members_before, orphans = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local value = struct.pack('>d', now + lease) .. me
+
+redis.call('HSET', KEYS[1], 'm:' .. me, value)
+local members, holder = 0, {}
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  local kind, name, deadline = all[i]:sub(1, 2), all[i]:sub(3), struct.unpack('>d', all[i + 1])
+  if deadline <= now then
+    redis.call('HDEL', KEYS[1], all[i])
+  elseif kind == 'm:' then
+    members = members + 1
+  else
+    holder[name] = all[i + 1]:sub(9)
+  end
+end
+
+local orphan, wanted, held, free = {}, {}, {}, {}
+for i = 5, 4 + orphans do
+  orphan[ARGV[i]] = true
+end
+for i = 5 + orphans, #ARGV do
+  wanted[ARGV[i]] = true
+end
+for name, replica in pairs(holder) do
+  if replica == me and not wanted[name] then
+    redis.call('HDEL', KEYS[1], 'l:' .. name)
+  end
+end
+local share = math.ceil((#ARGV - 4 - orphans) / members)
+local keep_all = members_before > 0 and members <= members_before
+for i = 5 + orphans, #ARGV do
+  local name = ARGV[i]
+  if holder[name] == me and (keep_all or #held < share) then
+    held[#held + 1] = name
+  elseif holder[name] == me then
+    redis.call('HDEL', KEYS[1], 'l:' .. name)
+    free[#free + 1] = name
+  elseif not holder[name] then
+    free[#free + 1] = name
+  end
+end
+local left = {}
+for i = 1, #free do
+  local was_mine = holder[free[i]] == me
+  if not was_mine and (#held < share or orphan[free[i]]) then
+    held[#held + 1] = free[i]
+  else
+    left[#left + 1] = free[i]
+  end
+end
+for i = 1, #held do
+  redis.call('HSET', KEYS[1], 'l:' .. held[i], value)
+end
+redis.call('PEXPIRE', KEYS[1], 10 * lease)
+return { members, held, left }
+""",
+    keys=1,
+)
+
+# KEYS: the pool's leases. ARGV: replica. Gives back everything.
+_RELEASE = Script(
+    """
+local all = redis.call('HGETALL', KEYS[1])
+for i = 1, #all, 2 do
+  if all[i + 1]:sub(9) == ARGV[1] then
+    redis.call('HDEL', KEYS[1], all[i])
+  end
+end
+""",
+    keys=1,
+)
+
+
+class _Held(NamedTuple):
+    names: frozenset[str]
+    until: float  # of the loop's clock
+    wanted: frozenset[str]
+    members: int
+    free: frozenset[str]
+
+
+_NONE = _Held(frozenset(), 0.0, frozenset(), 0, frozenset())
+
+
+class Leases:
+    """Which instances' events this replica follows: each is held by one replica at a time, about as many by each.
+
+    A replica that hangs longer than its lease may follow on for a moment beside its successor; the index then refuses
+    its writes (`IndexLost`).
+    """
+
+    def __init__(self, client: Client, replica: str, *, namespace: str = DEFAULT_NAMESPACE) -> None:
+        self._client = client
+        self._link = Link(client, 1)
+        self._replica = replica
+        self._namespace = namespace
+        self._pools: dict[str, _Held] = {}
+
+    @classmethod
+    def from_url(cls, url: str, replica: str) -> Leases:
+        """See `redis_link.parse`. `replica` is unlike that of every other process. Raises ConfigError."""
+        address = parse(url)
+        return cls(connect(address, 1), replica, namespace=address.namespace)
+
+    async def renew(self, pool: str, wanted: Collection[str]) -> frozenset[str]:
+        """Which of the wanted instances to follow until the next call, in RENEW_S.
+
+        While Redis is away these are the ones held before, until their lease runs out.
+        """
+        loop = asyncio.get_running_loop()
+        before = self._pools.get(pool, _NONE)
+        names = frozenset(wanted)
+        started = loop.time()
+        orphans = sorted(before.free & names)
+        members = before.members if names == before.wanted else 0
+        call: list[Argument] = [self._key(pool), self._replica, int(LEASE_S * 1000), members]
+        call += [len(orphans), *orphans, *sorted(names)]
+        try:
+            answer = await self._link.run("renew", LEASE_BUDGET_S, lambda client: _RENEW.run(client, call))
+        except IndexUnavailable:
+            return before.names & names if loop.time() < before.until else frozenset()
+        held, free = (frozenset(name.decode() for name in part) for part in answer[1:])
+        self._pools[pool] = _Held(held, started + LEASE_S, names, answer[0], free)
+        return held
+
+    async def close(self) -> None:
+        """Give everything back, so that others need not wait for it, and disconnect."""
+        for pool in self._pools:
+            call = partial(_RELEASE.run, keys_and_arguments=[self._key(pool), self._replica])
+            with suppress(IndexUnavailable):
+                await self._link.run("release", LEASE_BUDGET_S, call)
+        await self._link.close()
+        with suppress(Exception):  # the connection is given up in any case
+            await self._client.aclose()
+
+    def _key(self, pool: str) -> str:
+        return f"{self._namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}:leases"
+
+
+class SharedLoads(Protocol):
+    """The loads of this process and its peers (`loads.py`). Counts are (requests in flight, unprefilled bytes)."""
+
+    def snapshot(self, pool: str) -> Mapping[str, tuple[int, int]]:
+        """This process's own, by instance name; idle instances are absent."""
+
+    def merge(self, replica: str, pool: str, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Replace what is known of a peer's loads in a pool."""
+
+    def drop(self, replica: str) -> None:
+        """Forget a peer."""
+
+
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
+class _Message(msgspec.Struct, array_like=True):
+    replica: str
+    whole: bool  # whether what is not mentioned is idle, or as it was
+    pools: Mapping[str, Mapping[str, tuple[_Count, _Count]]]
+
+
+class _Peer:
+    def __init__(self) -> None:
+        self.heard = 0.0
+        self.counts: dict[str, dict[str, tuple[int, int]]] = {}
+
+
+class LoadExchange:
+    """Tells the peers this process's loads a few milliseconds after they change, and keeps theirs in `loads`.
+
+    Over publish/subscribe, which may lose messages: counts are absolute, and a complete message repairs what was lost.
+    While there is no peer, only those are sent.
+    """
+
+    def __init__(
+        self,
+        client: Redis,
+        replica: str,
+        loads: SharedLoads,
+        pools: Sequence[str],
+        *,
+        namespace: str = DEFAULT_NAMESPACE,
+    ) -> None:
+        self._client = client
+        self._link = Link(client, 1)
+        self._channel = f"{namespace}:{SCHEMA}:loads"
+        self._replica = replica
+        self._loads = loads
+        self._pools = pools
+        self._peers: dict[str, _Peer] = {}
+        self._reported = False
+        self._newcomer = False  # a peer appeared that has not heard from us
+        self._encode = msgspec.msgpack.Encoder().encode
+        self._decode = msgspec.msgpack.Decoder(_Message).decode
+
+    @classmethod
+    def from_url(cls, url: str, replica: str, loads: SharedLoads, pools: Sequence[str]) -> LoadExchange:
+        """See `redis_link.parse`; in a cluster, messages reach every node. Raises ConfigError."""
+        address = parse(url)
+        return cls(connect_to_one(address, 2), replica, loads, pools, namespace=address.namespace)
+
+    @property
+    def peers(self) -> frozenset[str]:
+        """The replicas whose loads are known."""
+        return frozenset(self._peers)
+
+    async def run(self) -> None:
+        """Exchange loads until cancelled; then disconnect."""
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._publish())
+                tasks.create_task(self._listen())
+                tasks.create_task(self._drop_silent())
+        finally:
+            await self._link.close()
+            with suppress(Exception):  # the connections are given up in any case
+                await self._client.aclose()
+
+    async def _publish(self) -> None:
+        loop = asyncio.get_running_loop()
+        said: dict[str, Mapping[str, tuple[int, int]]] = {}
+        whole_due = 0.0
+        while True:
+            await asyncio.sleep(TICK_S if self._peers else WHOLE_S / 10)
+            whole = self._newcomer or loop.time() >= whole_due
+            if not whole and not self._peers:
+                continue
+            counts = {pool: self._loads.snapshot(pool) for pool in self._pools}
+            news = counts if whole else {pool: _changes(said[pool], counts[pool]) for pool in self._pools}
+            if not whole and not any(news.values()):
+                continue
+            self._newcomer = False
+            try:
+                await self._link.run("publish", CONNECT_S, partial(self._send, _Message(self._replica, whole, news)))
+            except IndexUnavailable:
+                whole_due = loop.time() + WHOLE_S / 4
+                continue
+            said = counts
+            if whole:
+                whole_due = loop.time() + WHOLE_S
+
+    async def _send(self, message: _Message, client: Client) -> None:
+        await client.execute_command("PUBLISH", self._channel, self._encode(message))
+
+    async def _listen(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            with suppress(RedisError, OSError, TimeoutError):
+                async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+                    async with asyncio.timeout(CONNECT_S):
+                        await channel.subscribe(self._channel)
+                    heard = loop.time()
+                    # We hear ourselves too: silence means that the connection is dead.
+                    while loop.time() - heard < SILENCE_S:
+                        message = await channel.get_message(timeout=WHOLE_S)
+                        if message is not None:
+                            heard = loop.time()
+                            self._hear(message["data"], heard)
+            await asyncio.sleep(WHOLE_S / 4)
+
+    async def _drop_silent(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(WHOLE_S / 4)
+            for replica in [name for name, peer in self._peers.items() if loop.time() - peer.heard > SILENCE_S]:
+                _log.warning("router replica %s fell silent; its loads no longer count", replica)
+                del self._peers[replica]
+                self._loads.drop(replica)
+
+    def _hear(self, data: bytes, now: float) -> None:
+        try:
+            message = self._decode(data)
+        except msgspec.MsgspecError as error:
+            if not self._reported:
+                _log.warning("messages on %s that no router of ours sent: %s", self._channel, error)
+            self._reported = True
+            return
+        if message.replica == self._replica:
+            return
+        peer = self._peers.get(message.replica)
+        if peer is None:
+            if len(self._peers) >= MAX_PEERS:
+                return
+            peer = self._peers[message.replica] = _Peer()
+            self._newcomer = True
+        peer.heard = now
+        for pool in self._pools:
+            if message.whole or pool in message.pools:
+                before = {} if message.whole else peer.counts.get(pool, {})
+                counts = {**before, **message.pools.get(pool, {})}
+                peer.counts[pool] = {instance: count for instance, count in counts.items() if count != (0, 0)}
+                self._loads.merge(message.replica, pool, peer.counts[pool])
+
+
+def _changes(
+    before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
+) -> Mapping[str, tuple[int, int]]:
+    changed = {instance: count for instance, count in after.items() if before.get(instance) != count}
+    return changed | {instance: (0, 0) for instance in before if instance not in after}
