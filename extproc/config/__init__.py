@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from extproc.config import nodes, topology
-from extproc.config.checks import CHECKS
+from extproc.config.checks import CHECKS, POOL_CHECKS
 from extproc.config.pools import eds_endpoints, read_pool
 from extproc.config.report import Problem, Report, Severity, error
 from extproc.config.route import CLUSTER, route_settings
@@ -76,7 +76,8 @@ def inspect(path: Path) -> Report:
     found = topology.follow(document, problems)
     read = {name: read_pool(found.clusters[name], path.resolve().parent, problems) for name in found.pools()}
     pools = {name: pool for name, pool in read.items() if pool is not None}
-    for check in CHECKS:
+    # What was refused is missing from the settings; to complain of that too would hide the mistake.
+    for check in CHECKS if problems else (*POOL_CHECKS, *CHECKS):
         problems.extend(check(found, pools))
 
     distinct = tuple(dict.fromkeys(problems))

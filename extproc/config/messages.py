@@ -96,14 +96,9 @@ def read(kind: type[M], node: Node, problems: list[Problem], *fields: str) -> Lo
             # Together with what came before it, since two fields may exclude each other.
             message = _convert(kind, accepted | {key: child.plain()})
         except _REFUSALS as refusal:
-            reason = str(refusal).strip().rpartition("\n")[2].strip() or type(refusal).__name__
-            problems.append(
-                error(
-                    child.place,
-                    f"Envoy does not accept this as {key} of {kind.__name__}: {reason[:200]}",
-                    "run `envoy --mode validate -c FILE`: it names the part that is wrong",
-                )
-            )
+            text = f"Envoy does not accept this as {key} of {kind.__name__}: {_reason(refusal)}"
+            advice = "run `envoy --mode validate -c FILE`: it names the part that is wrong"
+            problems.append(error(child.place, text, advice))
         else:
             accepted[key] = child.plain()
     return Located(message, node)
@@ -111,6 +106,12 @@ def read(kind: type[M], node: Node, problems: list[Problem], *fields: str) -> Lo
 
 # What betterproto2 and pydantic raise at values that do not fit; ValidationError is a ValueError.
 _REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+
+
+def _reason(refusal: Exception) -> str:
+    lines = [line.strip() for line in str(refusal).splitlines()]
+    # pydantic: a heading, the field, what is wrong with it, a link.
+    return (": ".join(lines[1:3]) or "".join(lines) or type(refusal).__name__)[:200]
 
 
 def _convert(kind: type[M], fields: dict[str, object]) -> M:

@@ -49,7 +49,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
 def known_policy(name: str) -> str:
     """The name itself. Raises ConfigError where no policy has it."""
     if name not in registry.names():
-        raise ConfigError(f"unknown policy {name!r}: {suggest(name, registry.names())}")
+        raise ConfigError(f"unknown policy {_short(name)!r}: {suggest(name, registry.names())}")
     return name
 
 
@@ -57,7 +57,7 @@ def known_option(key: str) -> str:
     """The option behind a key, such as `hit_ratio`. Raises ConfigError where no policy has it."""
     name = _options().get(key)
     if name is None:
-        raise ConfigError(f"unknown key {key!r}: {suggest(key, (CLUSTER, POLICY, *_options()))}")
+        raise ConfigError(f"unknown key {_short(key)!r}: {suggest(key, (CLUSTER, POLICY, *_options()))}")
     return name
 
 
@@ -68,15 +68,20 @@ def option_value(key: str, text: str) -> float:
     except ValueError:
         value = math.nan
     if not (math.isfinite(value) and value >= 0):
-        raise ConfigError(f"{key} is {text!r}: write a number of 0 or more")
+        raise ConfigError(f"{key} is {_short(text)!r}: write a number of 0 or more")
     return value
 
 
 def suggest(word: str, known: Iterable[str]) -> str:
     """What the writer of an unknown word may have meant."""
     names = list(known)
-    close = difflib.get_close_matches(word, names, n=1)
+    close = difflib.get_close_matches(_short(word), names, n=1)
     return f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+
+
+def _short(text: str) -> str:
+    """A value may come from a client's header (`%REQ(...)%`), as long as it likes."""
+    return text if len(text) <= 80 else f"{text[:80]}..."
 
 
 @cache

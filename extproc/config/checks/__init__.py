@@ -8,11 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from extproc.config.checks import clusters, filters, metadata, routes
+from extproc.config.checks import clusters, filters, listeners, metadata, processing, routes
 from extproc.config.report import Problem
 from extproc.config.settings import PoolSettings
 from extproc.config.topology import Topology
 
 Check = Callable[[Topology, Mapping[str, PoolSettings]], Iterator[Problem]]
 
-CHECKS: tuple[Check, ...] = (*metadata.CHECKS, *filters.CHECKS, *clusters.CHECKS, *routes.CHECKS)
+POOL_CHECKS: tuple[Check, ...] = metadata.CHECKS  # of what the pools' metadata says together
+CHECKS: tuple[Check, ...] = (
+    *filters.CHECKS,
+    *processing.CHECKS,
+    *listeners.CHECKS,
+    *routes.CHECKS,
+    *clusters.CHECKS,
+)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from extproc.config.checks.parts import OVERRIDE_POLICY as POLICY
 from extproc.config.checks.parts import Pools, filters, override_host
 from extproc.config.messages import (
     CircuitBreakersThresholds,
@@ -30,9 +31,7 @@ def obeys(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """The pool's load balancer must read the destination that we set."""
     for cluster in _pools(topology, pools):
         policy = override_host(cluster)
-        place = cluster.node.near(
-            "load_balancing_policy", "policies", 0, "typed_extension_config", "typed_config"
-        ).place
+        place = cluster.node.near(*POLICY).place
         advice = "write the load_balancing_policy of docs/drop-into-your-envoy.md: override_host, reading metadata "
         advice += f"{{key: {NAMESPACE}, path: [{{key: {DESTINATION}}}]}}"
         if policy is None:
@@ -44,14 +43,11 @@ def obeys(topology: Topology, pools: Pools) -> Iterator[Problem]:
         obeyed = (NAMESPACE, [DESTINATION]) in paths
         place = policy.node.near("override_host_sources").place
         if obeyed and headers:
-            text = (
-                f"with two sources Envoy takes the hosts of both: {headers[0]} can bring in one that we did not choose"
-            )
+            text = f"with two sources Envoy takes the hosts of both: {headers[0]} can bring in one that nobody chose"
             yield warning(place, text, "keep the metadata source alone")
         if not obeyed and DESTINATION not in (header.lower() for header in headers):
-            yield error(
-                place, f"{cluster.message.name} looks elsewhere for the destination: it ignores decisions", advice
-            )
+            text = f"{cluster.message.name} looks elsewhere for the destination: it ignores every decision"
+            yield error(place, text, advice)
 
 
 def has_endpoints(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -67,7 +63,7 @@ def pool_limits(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """Requests for a model take minutes: more than 1,024 at a time is little."""
     for cluster in _pools(topology, pools):
         names = ("max_connections", "max_pending_requests", "max_requests")
-        text = "{name}: {limits} of at most {limit:,}: requests beyond are answered with 503"
+        text = "{name}: {limits} of at most {limit:,}: requests beyond wait, or are answered with 503"
         yield from _limits(cluster, names, text)
 
 
@@ -97,10 +93,8 @@ def extproc_cluster(topology: Topology, pools: Pools) -> Iterator[Problem]:
             continue
         if not _speaks_http2(cluster):
             text = f"{cluster.message.name} speaks HTTP/1.1 and gRPC needs HTTP/2: no decision is ever made"
-            advice = f"write, under typed_extension_protocol_options, {UPSTREAM}: "
-            advice += (
-                f"{{'@type': type.googleapis.com/{UPSTREAM}, explicit_http_config: {{http2_protocol_options: {{}}}}}}"
-            )
+            advice = f"write under typed_extension_protocol_options: {UPSTREAM}: {{'@type': "
+            advice += f"type.googleapis.com/{UPSTREAM}, explicit_http_config: {{http2_protocol_options: {{}}}}}}"
             yield error(cluster.node.near("typed_extension_protocol_options").place, text, advice)
         text = "{name}: {limits} of at most {limit:,}, and a stream stays open for as long as its request: requests "
         text += "beyond go on without a decision"
@@ -138,13 +132,11 @@ def _speaks_http2(cluster: Located[Cluster]) -> bool:
     node = cluster.node.get("typed_extension_protocol_options", UPSTREAM)
     if node is None:
         return False
-    options = read(
-        HttpProtocolOptions, node, [], "explicit_http_config", "auto_config", "use_downstream_protocol_config"
-    )
-    explicit = options.message.explicit_http_config
+    options = read(HttpProtocolOptions, node, [], "explicit_http_config", "auto_config").message
+    explicit = options.explicit_http_config
     if explicit is not None:
         return explicit.http2_protocol_options is not None or explicit.http3_protocol_options is not None
-    return options.message.auto_config is not None  # ALPN decides
+    return options.auto_config is not None  # ALPN decides
 
 
 CHECKS: Final = (obeys, has_endpoints, pool_limits, retry_limit, extproc_cluster)

@@ -24,6 +24,7 @@ from extproc.config.topology import Chain, Topology
 Pools = Mapping[str, PoolSettings]
 
 OVERRIDE_HOST: Final = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
+OVERRIDE_POLICY: Final = ("load_balancing_policy", "policies", 0, "typed_extension_config", "typed_config")
 HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"
 
 
@@ -61,7 +62,7 @@ def pools_behind(chain: Chain, topology: Topology) -> list[Located[Cluster]]:
 
 def override_host(cluster: Located[Cluster]) -> Located[OverrideHost] | None:
     """The load-balancing policy that obeys us, if the cluster uses it: Envoy takes the first of a list."""
-    policy = cluster.node.get("load_balancing_policy", "policies", 0, "typed_extension_config", "typed_config")
+    policy = cluster.node.get(*OVERRIDE_POLICY)
     if policy is None or policy.type_name != OVERRIDE_HOST:
         return None
     return read(OverrideHost, policy, [], "override_host_sources", "selected_host_key")
@@ -69,15 +70,12 @@ def override_host(cluster: Located[Cluster]) -> Located[OverrideHost] | None:
 
 def removed_before(chain: Chain) -> frozenset[str]:
     """The request headers (lower case) that header_mutation filters remove before ours sees them."""
-    removed = set()
+    removed: set[str] = set()
     for http_filter in chain.filters[: chain.position]:
         for node in http_filter.find(HEADER_MUTATION):
-            mutations = read(HeaderMutation, node, []).message.mutations
-            removed |= (
-                {mutation.remove.lower() for mutation in mutations.request_mutations if mutation.remove}
-                if mutations
-                else set()
-            )
+            mutations = read(HeaderMutation, node, [], "mutations").message.mutations
+            requests = mutations.request_mutations if mutations else ()
+            removed.update(mutation.remove.lower() for mutation in requests if mutation.remove)
     return frozenset(removed)
 
 

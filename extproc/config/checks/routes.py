@@ -17,6 +17,7 @@ from extproc.errors import ConfigError
 REPLY = timedelta(minutes=5)  # a long reply, streamed
 DEFAULT_TIMEOUT = timedelta(seconds=15)  # Envoy's
 FALLBACKS = 2  # in the answer, beside the choice
+RETRY_ON = "connect-failure,refused-stream,reset"
 # One of these makes Envoy retry a request whose host went away before the response's headers.
 _DIED = frozenset({"reset", "5xx", "gateway-error"})
 # Values that are numbers but hardly meant: a ratio above 1, a factor below 1.
@@ -65,9 +66,7 @@ def retries(topology: Topology, pools: Pools) -> Iterator[Problem]:
             node = route.virtual_host.node.near("retry_policy") if policy else node
         if policy is None:
             text = "no retry_policy: a request whose instance is down or dies is lost, though others could serve it"
-            advice = (
-                f"write retry_policy: {{retry_on: 'connect-failure,refused-stream,reset', num_retries: {FALLBACKS}}}"
-            )
+            advice = f"write retry_policy: {{retry_on: '{RETRY_ON}', num_retries: {FALLBACKS}}}"
             yield warning(node.place, text, advice)
             continue
         causes = frozenset(cause.strip() for cause in policy.retry_on.split(","))
@@ -75,8 +74,7 @@ def retries(topology: Topology, pools: Pools) -> Iterator[Problem]:
             missing = [] if "connect-failure" in causes else ["that is down"]
             missing.append("that dies before its response's headers")
             text = f"retry_on does not cover an instance {' or one '.join(missing)}: its requests are lost"
-            advice = "write retry_on: connect-failure,refused-stream,reset"
-            yield warning(node.near("retry_on").place, text, advice)
+            yield warning(node.near("retry_on").place, text, f"write retry_on: {RETRY_ON}")
         count = 1 if policy.num_retries is None else policy.num_retries
         if count < FALLBACKS:
             text = f"num_retries is {count}: the answer names {FALLBACKS} fallbacks, and the last ones are never tried"
@@ -93,9 +91,7 @@ def visible(topology: Topology, pools: Pools) -> Iterator[Problem]:
         for key in ("rds", "scoped_routes"):
             node = chain.manager.node.get(key)
             if node is not None:
-                text = (
-                    f"routes that come by {key} are not seen: neither their x-smetric-* nor their retries are checked"
-                )
+                text = f"routes that come by {key} are not seen: neither their x-smetric-* nor retries are checked"
                 yield warning(node.place, text, "write route_config here to have it checked")
 
 

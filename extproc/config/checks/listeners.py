@@ -1,0 +1,61 @@
+"""Checks of what is around the filter: the listener, the connection manager, the filters before ours."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from extproc.config.checks.parts import Pools, override_host, pools_behind, removed_before, shown
+from extproc.config.report import Problem, warning
+from extproc.config.topology import RouteEntry, Topology
+
+BODY_BYTES = 32 * 1024 * 1024  # agents send 0.2-4 MB; with images, more
+IDLE = timedelta(minutes=5)  # Envoy's default
+
+
+def buffer_limit(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A body above the limit is answered with 413; agents resend their whole history."""
+    for chain in topology.chains:
+        limit = chain.listener.message.per_connection_buffer_limit_bytes
+        if limit is not None and limit >= BODY_BYTES:
+            continue
+        if chain.routes and all(_own_limit(route) >= BODY_BYTES for route in chain.routes):
+            continue
+        size = f"{limit:,} bytes" if limit is not None else "1 MiB (the default)"
+        text = f"request bodies above {size} are answered with 413 (Payload Too Large); agents send megabytes"
+        advice = "write per_connection_buffer_limit_bytes: 67108864 in the listener (or in its routes, "
+        advice += "request_body_buffer_limit)"
+        yield warning(chain.listener.node.near("per_connection_buffer_limit_bytes").place, text, advice)
+
+
+def idle_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A request may wait in a queue, silent, for minutes."""
+    for chain in topology.chains:
+        timeout = chain.manager.message.stream_idle_timeout
+        if timeout is not None and timedelta(0) < timeout < IDLE:
+            text = f"stream_idle_timeout is {shown(timeout)}: a request that waits longer for a token is cut off"
+            place = chain.manager.node.near("stream_idle_timeout").place
+            yield warning(place, text, "write stream_idle_timeout: 3600s")
+
+
+def spoofed(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Where Envoy reads the destination from a header, a client can write it while ext_proc is away."""
+    for chain in topology.chains:
+        removed = removed_before(chain)
+        for pool in pools_behind(chain, topology):
+            policy = override_host(pool)
+            for source in policy.message.override_host_sources if policy else ():
+                if source.header and source.header.lower() not in removed:
+                    name = source.header
+                    text = f"{pool.message.name} reads {name}: a client that sends it steers while ext_proc is away"
+                    advice = f"put a header_mutation before ext_proc, with request_mutations: [{{remove: {name}}}]"
+                    yield warning(chain.filters[chain.position].place, text, advice)
+
+
+def _own_limit(route: RouteEntry) -> int:
+    own = route.route.message.request_body_buffer_limit
+    return (route.virtual_host.message.request_body_buffer_limit if own is None else own) or 0
+
+
+CHECKS: Final = (buffer_limit, idle_timeout, spoofed)

@@ -1,0 +1,91 @@
+"""Checks of what Envoy sends to the filter, how long it waits, and what it does without an answer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Final
+
+from extproc.config.checks.parts import Pools, filters, modes, overrides, shown
+from extproc.config.messages import ProcessingModeBodySendMode as Body
+from extproc.config.messages import ProcessingModeHeaderSendMode as Headers
+from extproc.config.report import Problem, error, warning
+from extproc.config.topology import Topology
+
+DEFAULT_TIMEOUT = timedelta(milliseconds=200)  # Envoy's
+TIMEOUTS = (timedelta(milliseconds=250), timedelta(seconds=10))
+
+
+def fails_open(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Without ext_proc, requests should go on by the fallback policy."""
+    for node, message in filters(topology):
+        if not message.failure_mode_allow:
+            text = "with ext_proc away or slow, every request is answered with 500 or 504"
+            advice = "write failure_mode_allow: true: requests then go on by the fallback_policy"
+            yield warning(node.near("failure_mode_allow").place, text, advice)
+    for _, override in overrides(topology):
+        if override.message.failure_mode_allow is False:
+            text = "on this route a request fails where ext_proc is away"
+            yield warning(override.node.near("failure_mode_allow").place, text, "write failure_mode_allow: true")
+
+
+def request_headers(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """With the headers skipped, Envoy has chosen a host before the body arrives."""
+    for mode, node, _ in modes(topology):
+        if mode.request_header_mode is Headers.SKIP:
+            text = "request_header_mode SKIP: Envoy has chosen the host before we see the body, and ignores our choice"
+            yield error(node.near("request_header_mode").place, text, "write request_header_mode: SEND")
+
+
+def request_body(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """The decision needs the whole body before the destination."""
+    for mode, node, fails_open_here in modes(topology):
+        place = node.near("request_body_mode").place
+        name = mode.request_body_mode.name
+        if mode.request_body_mode in (Body.NONE, Body.STREAMED):
+            text = f"request_body_mode {name}: the destination is due before the body, so load alone decides"
+            yield warning(place, text, "write request_body_mode: BUFFERED")
+        elif mode.request_body_mode is Body.BUFFERED_PARTIAL:
+            text = "BUFFERED_PARTIAL: a body above the buffer limit arrives cut off, and load alone decides"
+            yield warning(place, text, "write request_body_mode: BUFFERED, with a buffer limit that is large enough")
+        elif mode.request_body_mode is Body.FULL_DUPLEX_STREAMED and fails_open_here:
+            text = "FULL_DUPLEX_STREAMED does not fail open, whatever failure_mode_allow says: with ext_proc away "
+            text += "every POST is answered with 500"
+            yield warning(place, text, "write request_body_mode: BUFFERED")
+        elif mode.request_body_mode.name == "GRPC":
+            yield error(place, "GRPC is for gRPC traffic", "write request_body_mode: BUFFERED")
+
+
+def response_headers(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Response headers mark the end of the prefill and tell which host answered."""
+    for mode, node, _ in modes(topology):
+        if mode.response_header_mode is Headers.SKIP:
+            text = "response_header_mode SKIP: neither the end of a prefill nor the host that answered is seen"
+            yield warning(node.near("response_header_mode").place, text, "write response_header_mode: SEND")
+
+
+def response_body(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A response body that is sent to us costs each token a round trip, for nothing."""
+    for mode, node, _ in modes(topology):
+        if mode.response_body_mode is not Body.NONE:
+            text = "the response body is not used; sending it costs every token a round trip"
+            yield warning(node.near("response_body_mode").place, text, "write response_body_mode: NONE")
+
+
+def message_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Long enough for the largest body, short enough for a router that hangs."""
+    low, high = TIMEOUTS
+    for node, message in filters(topology):
+        timeout, default = message.message_timeout, " (the default)" if message.message_timeout is None else ""
+        timeout = DEFAULT_TIMEOUT if timeout is None else timeout
+        text = f"message_timeout is {shown(timeout)}{default}: "
+        if timeout < low:
+            text += "a large body or a busy moment takes longer, and the request goes on without a decision"
+        elif timeout > high:
+            text += "should ext_proc hang, each request waits that long"
+        else:
+            continue
+        yield warning(node.near("message_timeout").place, text, "write message_timeout: 1s")
+
+
+CHECKS: Final = (fails_open, request_headers, request_body, response_headers, response_body, message_timeout)
