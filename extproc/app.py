@@ -28,6 +28,7 @@ from extproc.model import EventReport, Instance, Knowledge, Source
 from extproc.pools import Pool
 from extproc.prompt import PlainRenderer, Renderer
 from extproc.recorder import Recorder
+from extproc.replicas import RENEW_S, Leases, LoadExchange
 from extproc.router import Routed, Router
 from extproc.server import OPTIONS, Health, Metadata, Processor
 from extproc.vocabulary import Vocabulary
@@ -59,6 +60,11 @@ class Options:
     drain_timeout_s: float
     follow: bool  # whether this `serve`, or a child of it, follows the engines' events
     until_stdin_closes: bool  # a child of `serve` stops when its parent does
+
+    @property
+    def shared(self) -> bool:
+        """Whether other processes use the same index."""
+        return not self.index.startswith("memory:")
 
 
 def stop_event(*, until_stdin_closes: bool) -> asyncio.Event:
@@ -149,15 +155,28 @@ class Node:
             for name, pool in settings.pools.items()
             if follow and pool.source is Source.EVENTS and pool.model_dir is not None
         }
+        replica = secrets.token_hex(8)
         routed = [name for name, pool in self.pools.items() if pool.source is Source.ROUTED]
-        self.recorder = Recorder(self.index, routed, writer=secrets.token_hex(4))
+        self.recorder = Recorder(self.index, routed, writer=replica)
+        self._leases = Leases.from_url(options.index, replica) if self._followers and options.shared else None
+        self._tasks: list[asyncio.Task[None]] = []
+        if options.shared and not follow:
+            exchange = LoadExchange.from_url(options.index, replica, self.loads, list(self.pools))
+            self._tasks.append(asyncio.create_task(exchange.run(), name="loads of other routers"))
+            for pool in self.pools.values():
+                pool.cursor = secrets.randbits(16)  # routers that start together must not take turns in step
         self._discovery = Discovery(settings, self._changed)
         self._admin = Admin(self.state)
         self.streams: Callable[[], int] = lambda: 0
 
     async def start(self) -> None:
         """Find the instances, follow their events, open the admin port. Raises ConfigError where that is taken."""
+        for name in self.pools:
+            with contextlib.suppress(IndexUnavailable):
+                await self.index.reports(name)  # opens the connections, which no decision should have to wait for
         await self._discovery.start()
+        if self._leases is not None:
+            self._tasks.append(asyncio.create_task(self._follow_leased(self._leases), name="leases"))
         try:
             await self._admin.start(self._options.metrics.host, self._options.metrics.port)
         except OSError as error:
@@ -167,7 +186,12 @@ class Node:
         """Stop everything, in the opposite order."""
         await self._admin.close()
         await self._discovery.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         await self.recorder.close()
+        if self._leases is not None:
+            await self._leases.close()
         for follower in self._followers.values():
             await follower.close()
         await self.index.close()
@@ -181,8 +205,17 @@ class Node:
         """DNS or EDS says who is in a pool."""
         self.pools[name].instances = instances
         self.recorder.keep(name, [instance.name for instance in instances])
-        if name in self._followers:
+        if name in self._followers and self._leases is None:
             self._followers[name].follow(instances)
+
+    async def _follow_leased(self, leases: Leases) -> None:
+        """Follow those instances whose events no other process follows; takes over within seconds where one dies."""
+        while True:
+            for name, follower in self._followers.items():
+                instances = {i.name: i for i in self.pools[name].instances if i.kv_events is not None}
+                held = await leases.renew(name, instances)
+                follower.follow([instances[one] for one in sorted(held)], handed_over=instances.keys() - held)
+            await asyncio.sleep(RENEW_S)
 
     async def _pool_state(self, pool: Pool) -> Mapping[str, Any]:
         follower = self._followers.get(pool.name)

@@ -24,16 +24,15 @@ RESTART_S = 1.0  # pause before a dead child is started again, so that a broken 
 
 async def serve(settings: Settings, options: Options) -> None:
     """Run worker 0 here and the rest as children, until SIGTERM or SIGINT. Raises ConfigError where that cannot be."""
-    shared = not options.index.startswith("memory:")
-    if options.workers > 1 and not shared:
+    if options.workers > 1 and not options.shared:
         raise ConfigError("--workers above 1 needs an index that they share: add --index redis://HOST:PORT/DB")
     commands = [_worker(options, number) for number in range(1, options.workers)]
-    if shared and options.follow:
+    if options.shared and options.follow:
         commands.append(_follower(options))
     stop = app.stop_event(until_stdin_closes=options.until_stdin_closes)
     children = [asyncio.create_task(_keep_running(command, stop)) for command in commands]
     try:
-        await app.serve(settings, options, stop, follow=options.follow and not shared)
+        await app.serve(settings, options, stop, follow=options.follow and not options.shared)
     finally:
         stop.set()
         await asyncio.gather(*children)
