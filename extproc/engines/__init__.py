@@ -1,0 +1,118 @@
+"""KV-cache events as the router understands them, whichever engine sent them. Pure values; no wire format, no text.
+
+An engine's adapter is one file with one function, `decode(payload: bytes) -> Batch`, which raises `UnusableEvents` for
+a payload that it cannot read. Block hashes are unsigned 64-bit integers: an engine's own hash, folded by `fold`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from extproc.errors import ExtProcError
+
+
+class Tier(StrEnum):
+    """Where a block lies. Only `GPU` is an instance's local cache; the others are counted and shown."""
+
+    GPU = "GPU"
+    CPU = "CPU"
+    STORAGE = "STORAGE"
+    OTHER = "OTHER"
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """Consecutive blocks of one prompt, each now in the cache once more than before.
+
+    `tokens` covers whole blocks of `block_size` tokens. A group that does not keep all of a prompt may announce fewer
+    hashes than blocks, or none: then which tokens belong to which hash is not known from this event.
+    """
+
+    hashes: Sequence[int]
+    parent: int | None  # hash of the block before the first; None where the prompt begins
+    tokens: Sequence[int]
+    block_size: int  # tokens
+    adapter: str | None = None  # LoRA adapter's name
+    salt: str | None = None  # cache_salt, known only where the prompt begins
+    plain: int | None = None  # leading blocks that stand for text alone: the first image ends them; None means all
+    tier: Tier = Tier.GPU
+    group: int = 0  # KV-cache group: layers that share block tables
+    kind: str | None = None  # what attention the group serves, in vLLM's words; None from engines that do not say
+    window: int | None = None  # tokens that a sliding-window group looks back
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """Each hash names one copy of a block that left the cache."""
+
+    hashes: Sequence[int]
+    tier: Tier = Tier.GPU
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """The whole cache is empty."""
+
+
+Event = Stored | Removed | Cleared
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step of the engine did to its cache, in order."""
+
+    events: Sequence[Event]
+    timestamp: float  # the engine's wall clock, seconds since the epoch
+    rank: int | None = None  # data-parallel rank
+    skipped: int = 0  # events of kinds that we do not know
+
+
+class UnusableEvents(ExtProcError):
+    """A payload that no adapter can read: what it said about the cache is lost. `cause` is a short slug for metrics."""
+
+    slug = "unusable_events"
+
+    def __init__(self, cause: str, detail: str = "") -> None:
+        super().__init__(f"{cause}: {detail}" if detail else cause)
+        self.cause = cause
+
+
+Decode = Callable[[bytes], Batch]
+
+
+def fold(block_hash: int | bytes) -> int:
+    """An engine's block hash as an unsigned 64-bit integer; of bytes the last eight, as vLLM itself shortens them."""
+    if isinstance(block_hash, int):
+        return block_hash & 0xFFFF_FFFF_FFFF_FFFF
+    return int.from_bytes(block_hash[-8:], "big")
+
+
+def pieces(event: Event, blocks: int) -> Iterator[Event]:
+    """The same event in parts of at most `blocks` blocks, so that applying a huge one can be interrupted."""
+    if isinstance(event, Cleared) or len(event.hashes) <= blocks:
+        yield event
+    elif isinstance(event, Removed):
+        for start in range(0, len(event.hashes), blocks):
+            yield Removed(event.hashes[start : start + blocks], event.tier, event.group)
+    elif len(event.tokens) != len(event.hashes) * event.block_size:
+        yield event  # its hashes have no known places, so nothing can be cut
+    else:
+        plain = len(event.hashes) if event.plain is None else event.plain
+        size = event.block_size
+        for start in range(0, len(event.hashes), blocks):
+            yield Stored(
+                event.hashes[start : start + blocks],
+                event.hashes[start - 1] if start else event.parent,
+                event.tokens[start * size : (start + blocks) * size],
+                size,
+                event.adapter,
+                None if start else event.salt,
+                max(plain - start, 0),
+                event.tier,
+                event.group,
+                event.kind,
+                event.window,
+            )

@@ -1,0 +1,111 @@
+"""The frame that vLLM and SGLang share: a msgpack batch of tagged events, as maps or as arrays. Reads, never judges.
+
+A batch is `[timestamp, [events], rank]` or a map of the same. An event is a map with its kind under `type`, or an array
+with its kind first. Releases append fields, so a missing field is None and an unknown one is ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import msgspec
+
+from extproc.engines import Batch, Event, Tier, UnusableEvents
+
+# A step stores about as many tokens as it prefills. Eight MiB are 1.6 million tokens of five bytes, far above any
+# step; whatever is larger is not a batch, and decoding it would hold up the decisions that share the process.
+MAX_PAYLOAD = 8 * 1024 * 1024
+MAX_EVENTS = 1 << 16
+MAX_BLOCKS = 1 << 18  # of one event
+
+Hash = int | bytes
+Hashes = Annotated[list[Hash], msgspec.Meta(max_length=MAX_BLOCKS)]
+_Events = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
+
+
+class _ArrayBatch(msgspec.Struct, array_like=True, gc=False):
+    ts: float
+    events: _Events
+    data_parallel_rank: int | None = None
+
+
+class _MapBatch(msgspec.Struct, gc=False):
+    ts: float
+    events: _Events
+    data_parallel_rank: int | None = None
+
+
+class _ArrayTag(msgspec.Struct, array_like=True, gc=False):
+    type: str
+
+
+class _MapTag(msgspec.Struct, gc=False):
+    type: str
+
+
+_array_batch = msgspec.msgpack.Decoder(_ArrayBatch)
+_map_batch = msgspec.msgpack.Decoder(_MapBatch)
+_array_tag = msgspec.msgpack.Decoder(_ArrayTag)
+_map_tag = msgspec.msgpack.Decoder(_MapTag)
+
+
+class Reader:
+    """Decodes one engine's batches. `maps` and `arrays` are unions of its tagged event structs in either shape."""
+
+    def __init__(self, maps: Any, arrays: Any, tags: frozenset[str], translate: Callable[[Any], Event]) -> None:
+        self._maps: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(maps)
+        self._arrays: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder(arrays)
+        self._tags = tags
+        self._translate = translate
+
+    def decode(self, payload: bytes) -> Batch:
+        """Read a payload. Raises `UnusableEvents`: `oversized`, `garbage` (no msgpack) or `wrong_shape` (no batch)."""
+        if len(payload) > MAX_PAYLOAD:
+            raise UnusableEvents("oversized", f"{len(payload)} bytes")
+        try:
+            batch: _MapBatch | _ArrayBatch = (_map_batch if _is_map(payload) else _array_batch).decode(payload)
+            read = [self._event(raw) for raw in batch.events]
+        except msgspec.ValidationError as error:
+            raise UnusableEvents("wrong_shape", str(error)) from error
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+            raise UnusableEvents("garbage", str(error)) from error
+        events = [event for event in read if event is not None]
+        return Batch(events, batch.ts, batch.data_parallel_rank, len(read) - len(events))
+
+    def _event(self, raw: msgspec.Raw) -> Event | None:
+        """One event; None for a kind that we do not know."""
+        is_map = _is_map(raw)
+        try:
+            struct = (self._maps if is_map else self._arrays).decode(raw)
+        except msgspec.ValidationError:
+            tag: _MapTag | _ArrayTag = (_map_tag if is_map else _array_tag).decode(raw)
+            if tag.type in self._tags:
+                raise
+            return None
+        return self._translate(struct)
+
+
+def tier(medium: str | None, locality: str | None = None) -> Tier:
+    """The tier that an engine's words mean. An engine that does not say has only the GPU's."""
+    if locality == "REMOTE":
+        return Tier.OTHER
+    return Tier.GPU if medium is None else _TIERS.get(medium, Tier.OTHER)
+
+
+_TIERS = {
+    "GPU": Tier.GPU,
+    "CPU": Tier.CPU,
+    "CPU_PINNED": Tier.CPU,
+    "CPU_TIER1": Tier.CPU,
+    "CPU_TIER2": Tier.STORAGE,
+    "STORAGE": Tier.STORAGE,
+    "DISK": Tier.STORAGE,
+}
+
+
+def _is_map(data: bytes | msgspec.Raw) -> bool:
+    """Whether a msgpack value begins like a map: fixmap, map 16 or map 32."""
+    view = memoryview(data)
+    first = view[0] if view.nbytes else 0
+    return 0x80 <= first <= 0x8F or first in {0xDE, 0xDF}

@@ -1,0 +1,121 @@
+"""vLLM's KV events, in every wire format in use: arrays (to 0.23) and maps (from 0.24), int and bytes hashes.
+
+Recorded from 0.10.2 to 0.32 (tests/fixtures/README.md). What a release does not say stays unknown here: up to 0.16 a
+cache salt leaves no trace but another hash, and up to 0.13 a LoRA adapter has a number and no name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+
+from extproc.engines import Batch, Cleared, Event, Removed, Stored, fold
+from extproc.engines.msgpack import MAX_BLOCKS, Hash, Hashes, Reader, tier
+
+_ExtraKeys = Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_BLOCKS)]
+
+
+class _Stored(msgspec.Struct, gc=False):
+    block_hashes: Hashes
+    parent_block_hash: Hash | None
+    token_ids: list[int]
+    block_size: int
+    lora_id: int | None = None
+    medium: str | None = None
+    lora_name: str | None = None  # 0.14
+    extra_keys: _ExtraKeys | None = None  # 0.17
+    group_idx: int | None = None  # 0.21
+    kv_cache_spec_kind: str | None = None  # 0.22
+    kv_cache_spec_sliding_window: int | None = None
+    locality: str | None = None  # 0.28
+
+
+class _Removed(msgspec.Struct, gc=False):
+    block_hashes: Hashes
+    medium: str | None = None
+    group_idx: int | None = None
+    locality: str | None = None
+
+
+class _StoredMap(_Stored, tag="BlockStored", gc=False):
+    pass
+
+
+class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False):
+    pass
+
+
+class _RemovedMap(_Removed, tag="BlockRemoved", gc=False):
+    pass
+
+
+class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
+    pass
+
+
+class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    pass
+
+
+class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):
+    pass
+
+
+def _translate(event: _Stored | _Removed | _ClearedMap | _ClearedArray) -> Event:
+    if isinstance(event, _Stored):
+        salt, plain = _separators(event)
+        return Stored(
+            [fold(block_hash) for block_hash in event.block_hashes],
+            None if event.parent_block_hash is None else fold(event.parent_block_hash),
+            event.token_ids,
+            event.block_size,
+            event.lora_name or None,
+            salt,
+            plain,
+            tier(event.medium, event.locality),
+            event.group_idx or 0,
+            event.kv_cache_spec_kind,
+            event.kv_cache_spec_sliding_window,
+        )
+    if isinstance(event, _Removed):
+        hashes = [fold(block_hash) for block_hash in event.block_hashes]
+        return Removed(hashes, tier(event.medium, event.locality), event.group_idx or 0)
+    return Cleared()
+
+
+def _separators(event: _Stored) -> tuple[str | None, int | None]:
+    """The chain's salt, and how many leading blocks stand for text, LoRA adapter and salt alone.
+
+    An entry of `extra_keys` lists, in this order, the adapter's name, what is in the block besides text (image ids,
+    prompt embeddings) and, in a prompt's first block, the salt. A lone string in a first block is taken for the salt;
+    should it be an image id, the chain gets a root that no request asks for: no hit instead of a false one.
+    """
+    if event.lora_id is not None and not event.lora_name:
+        return None, 0  # an adapter without a name: no request can be matched with it
+    salt: str | None = None
+    for block, keys in enumerate(event.extra_keys or ()):
+        if not keys:
+            continue
+        others: Sequence[Any] = keys[1:] if keys[0] == event.lora_name else keys
+        if not others:
+            continue
+        if block == 0 and event.parent_block_hash is None and len(others) == 1 and isinstance(others[0], str):
+            salt = others[0]
+        else:
+            return salt, block
+    return salt, None
+
+
+_reader = Reader(
+    _StoredMap | _RemovedMap | _ClearedMap,
+    _StoredArray | _RemovedArray | _ClearedArray,
+    frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"}),
+    _translate,
+)
+
+
+def decode(payload: bytes) -> Batch:
+    """Read one batch. Raises `UnusableEvents`."""
+    return _reader.decode(payload)

@@ -1,0 +1,314 @@
+"""A mirror of one instance's KV cache: engine events in, prompt-block keys out. Pure; knows no clock and no socket.
+
+A block's text continues its parent's, so each engine block completes certain prompt blocks (`blocks.py`). A key is held
+while some *usable* engine block completes it: two prompts may reach the same bytes through different tokens.
+
+What is usable:
+- Copies are counted: engines store a block twice and remove each copy. A block without a copy ends every prompt that
+  runs through it; what hangs behind it is unreachable, is not held, and returns when the block is stored again.
+- A block whose parent is unknown is left out, with all that follows it. Hence a mirror that starts in the middle of an
+  engine's life, or anew after `forget`, holds part of the truth and never more than it.
+- Every group that keeps whole prompts must hold the block (`kv_groups.py`). Where other groups keep only the last
+  blocks, a prompt is usable up to its last boundary that they can go on from. Shorter prefixes then count as held too,
+  because an index bisects: a prompt that leaves the chain before that boundary is overestimated until the engine has
+  computed it, once. The whole truth would need an index with holes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from extproc import blocks
+from extproc.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
+from extproc.errors import UnknownToken
+from extproc.kv_groups import Group, Groups, last_boundary, within
+from extproc.runs import Forest, Run
+
+# Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
+# that stores more only ever stores.
+MEMORY = 1 << 30  # bytes
+ADAPTERS = 4096  # names remembered of one engine; later ones are not announced
+
+
+class Vocabulary(Protocol):
+    """What a mirror asks of `vocabulary.Vocabulary`."""
+
+    def decode(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes that the tokens stand for. Raises `errors.UnknownToken`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What changed since the last `drain`, net; the first four as in `index.Change`."""
+
+    forget: bool
+    remove: Sequence[int]
+    add: Sequence[int]
+    adapters: Sequence[str]
+    ignored: Counter[str]  # engine blocks left out, by cause
+
+
+class Mirror:
+    """One instance's cache. `apply` events in order, then `drain` what they changed: both linear in the change."""
+
+    def __init__(self, pool: str, vocabulary: Vocabulary, prompt_block_bytes: int = blocks.DEFAULT_SIZE) -> None:
+        self._pool = pool
+        self._vocabulary = vocabulary
+        self._size = prompt_block_bytes
+        self._adapters: dict[str, bool] = {}  # whether already announced
+        self._ignored: Counter[str] = Counter()
+        self.forget()
+
+    @property
+    def held(self) -> Iterable[int]:
+        """Every key held, earlier blocks of a chain before later ones: what an empty index must be told."""
+        return self._held.keys()
+
+    @property
+    def adapters(self) -> Iterable[str]:
+        """Names of the LoRA adapters seen."""
+        return self._adapters.keys()
+
+    def forget(self) -> None:
+        """Hold nothing: the cache was cleared, or what is known of it is true no more."""
+        self._forest = Forest(self._size)
+        self._groups = Groups()
+        self._held: dict[int, int] = {}  # keys, with the number of usable engine blocks that complete them
+        self._touched: dict[int, bool] = {}  # keys counted since the last drain: whether they were held before
+        self._unsettled: dict[Run, None] = {}  # whose claim may change, where a group looks back
+        self._forgot = True
+        self.blocks = 0  # engine blocks held, however many copies
+
+    def apply(self, event: Event) -> None:
+        """Take over one event.
+
+        Raises `UnusableEvents` where it contradicts what is held (`contradiction`) or is too much of it
+        (`too_many_blocks`, `too_many_groups`). The mirror must then `forget`.
+        """
+        if isinstance(event, Cleared):
+            self.forget()
+        elif event.tier is not Tier.GPU:
+            return
+        elif isinstance(event, Stored):
+            self._store(event)
+        else:
+            self._remove(event)
+
+    def drain(self) -> Delta:
+        """The net change since the last call."""
+        self._settle()
+        touched, self._touched = self._touched, {}
+        announced = [name for name, before in self._adapters.items() if not before]
+        self._adapters.update(dict.fromkeys(announced, True))
+        delta = Delta(
+            self._forgot,
+            [key for key, before in touched.items() if before and key not in self._held],
+            [key for key, before in touched.items() if not before and key in self._held],
+            announced,
+            +self._ignored,
+        )
+        self._forgot = False
+        self._ignored.clear()
+        return delta
+
+    # Storing and removing
+
+    def _store(self, event: Stored) -> None:
+        if event.adapter and len(self._adapters) < ADAPTERS:
+            self._adapters.setdefault(event.adapter, False)
+        if (met := self._groups.meet(event)) is not None:
+            self._recheck(met)
+        group = self._groups.get(event.group)
+        if group is not None:
+            for block in event.hashes:
+                if group.store(block):
+                    self._regroup(group, block)
+        elif event.group == self._groups.trunk:
+            self._store_trunk(event)
+        if self._forest.memory + self._groups.memory > MEMORY:
+            raise UnusableEvents("too_many_blocks", f"{len(self._forest)} blocks")
+
+    def _store_trunk(self, event: Stored) -> None:
+        hashes = event.hashes
+        if len(event.tokens) != len(hashes) * event.block_size:
+            self._ignored["misaligned"] += len(hashes)
+            return
+        behind: tuple[Run, int] | None = None
+        if event.parent is not None:
+            behind = self._forest.find(event.parent)
+            if behind is None:
+                self._ignored["unknown_parent"] += len(hashes)
+                return
+        done = 0
+        while done < len(hashes) and (known := self._forest.find(hashes[done])) is not None:
+            if self._forest.previous(*known) != behind:
+                raise UnusableEvents("contradiction", f"block {hashes[done]:x} behind another block than before")
+            self._add_copy(*known)
+            behind = known
+            done += 1
+        until = len(hashes) if event.plain is None else min(event.plain, len(hashes))
+        self._ignored["not_text"] += len(hashes) - max(done, until)
+        if done < until:
+            self._grow(behind, event, done, until)
+
+    def _grow(self, behind: tuple[Run, int] | None, event: Stored, first: int, until: int) -> None:
+        hashes = event.hashes[first:until]
+        if not self._forest.lacks(hashes):
+            raise UnusableEvents("contradiction", "a block that is its own ancestor")
+        texts = list(self._texts(event, first, until))
+        self._ignored["unknown_token"] += len(hashes) - len(texts)
+        root = blocks.root(self._pool, event.adapter, event.salt)
+        for run, position in self._forest.grow(behind, root, hashes, texts):
+            self._reach_on(run, position)
+        self.blocks += len(texts)
+
+    def _texts(self, event: Stored, first: int, until: int) -> Iterator[bytes]:
+        """The text of each block, up to the first that the vocabulary does not know."""
+        size, decode = event.block_size, self._vocabulary.decode
+        for block in range(first, until):
+            try:
+                yield decode(event.tokens[block * size : (block + 1) * size])
+            except UnknownToken:
+                return
+
+    def _add_copy(self, run: Run, position: int) -> None:
+        run.copies[position] += 1
+        if run.copies[position] == 1:
+            self.blocks += 1
+            self._reach_on(run, position)
+
+    def _remove(self, event: Removed) -> None:
+        group = self._groups.get(event.group)
+        if group is not None:
+            for block in event.hashes:
+                if group.remove(block):
+                    self._regroup(group, block)
+        elif event.group == self._groups.trunk:
+            for block in event.hashes:
+                if (found := self._forest.find(block)) is not None:
+                    self._remove_copy(*found)
+
+    def _remove_copy(self, run: Run, position: int) -> None:
+        if not run.copies[position]:
+            return
+        run.copies[position] -= 1
+        if not run.copies[position]:
+            self.blocks -= 1
+            if position < run.reach:
+                self._set_reach(run, position)
+            self._forest.trim(run)
+
+    # What is reachable
+
+    def _held_from(self, run: Run, position: int) -> int:
+        """The first position from `position` on whose block is not held."""
+        copies, last = run.copies, len(run.hashes)
+        if not self._groups.whole:
+            while position < last and copies[position]:
+                position += 1
+        else:
+            while position < last and copies[position] and self._groups.hold(run.hashes[position]):
+                position += 1
+        return position
+
+    def _reach_on(self, run: Run, position: int) -> None:
+        """The block at `position` has come: how far do prompts get?"""
+        if position == run.reach:
+            parent = self._forest.parent(run)
+            if parent is None or parent.reach > run.at:
+                self._set_reach(run, self._held_from(run, position))
+
+    def _set_reach(self, run: Run, reach: int) -> None:
+        shrinks = reach < run.reach
+        changed = [(run, reach)]
+        for run, reach in changed:  # grows on the way: each run before those that hang on it
+            before, run.reach = run.reach, reach
+            for at, forks in run.forks.items():
+                if before <= at < reach:
+                    changed += [(fork, self._held_from(fork, 0)) for fork in forks]
+                elif reach <= at < before:
+                    changed += [(fork, 0) for fork in forks]
+        for run, reach in reversed(changed) if shrinks else changed:
+            if self._groups.looking:
+                self._unsettled[run] = None
+                reach = min(run.claim, reach)
+            self._set_claim(run, reach)
+
+    # What is held
+
+    def _set_claim(self, run: Run, claim: int) -> None:
+        """Count the keys that the first `claim` blocks of a run complete as held, and no others of the run."""
+        before = run.claim
+        if claim != before:
+            self._move_claim(run, claim)
+            self._count(run, before)
+
+    def _move_claim(self, run: Run, claim: int) -> None:
+        if self._groups.looking and run.parent is not None and bool(claim) != bool(run.claim):
+            found = self._forest.parent(run)
+            if found is not None:
+                self._unsettled[found] = None
+        run.claim = claim
+
+    def _count(self, run: Run, before: int) -> None:
+        """Count keys after the claim moved, in the order that `index.Change` asks for."""
+        held, touched = self._held, self._touched
+        first, last = run.end(before) // self._size, run.end(run.claim) // self._size
+        for key in run.keys[first:last]:
+            count = held.get(key, 0)
+            held[key] = count + 1
+            if not count:
+                touched.setdefault(key, False)
+        for key in reversed(run.keys[last:first]):
+            if held[key] > 1:
+                held[key] -= 1
+            else:
+                del held[key]
+                touched.setdefault(key, True)
+
+    # Groups besides the trunk
+
+    def _recheck(self, met: Group) -> None:
+        """A group has appeared: it holds nothing yet, so what needs it is held no more."""
+        for run in list(self._forest.all()):
+            if met.lookback is not None:
+                self._unsettled[run] = None
+            elif run.parent is None:
+                self._set_reach(run, 0)
+
+    def _regroup(self, group: Group, block: int) -> None:
+        """A group took up its first copy of a block, or lost its last."""
+        found = self._forest.find(block)
+        if found is None:
+            return
+        run, position = found
+        if group.lookback is not None:
+            self._unsettled.update(dict.fromkeys(within(run, position, group.lookback)))
+        elif block in group.copies:
+            self._reach_on(run, position)
+        elif position < run.reach:
+            self._set_reach(run, position)
+
+    def _settle(self) -> None:
+        """Claim runs up to their last usable boundary, or up to the last block that something usable hangs on."""
+        before: dict[Run, int] = {}
+        while self._unsettled:
+            run = self._unsettled.popitem()[0]
+            if not run.hashes:
+                continue  # trimmed away
+            claim = last_boundary(self._forest, run, self._groups.looking)
+            for at, forks in run.forks.items():
+                if claim <= at < run.reach and any(fork.claim for fork in forks):
+                    claim = at + 1
+            before.setdefault(run, run.claim)
+            self._move_claim(run, claim)
+        by_depth = sorted(before, key=self._forest.depth)
+        for run in reversed(by_depth):
+            if run.claim < before[run]:
+                self._count(run, before[run])
+        for run in by_depth:
+            if run.claim > before[run]:
+                self._count(run, before[run])

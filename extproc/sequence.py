@@ -1,0 +1,400 @@
+"""Continuity of one publisher's numbered batches: apply, replay, or forget. Sans-I/O; knows no socket and no event.
+
+The shell (`events.py`) reports what it hears and performs the actions it gets back, in order. What may follow what is
+a table. A publisher numbers its batches from 0 and starts over when its engine restarts; a restart may hide behind
+batches that nobody heard, so every connection begins with forgetting and a replay from 0. Between connections only
+these happen: the expected number, a gap (replay from there), a number heard before (a duplicate if the bytes are the
+same, a restart if not), and a smaller one (a restart).
+
+`exact` means: every batch since the cache was empty has been applied. It is reached by a replay that starts at 0, by
+hearing batch 0, or by an event that clears the cache; it is lost with any batch that cannot be had. What is applied
+without it is part of the truth (`mirror.py`), so it is worth having.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import ClassVar
+
+from xxhash import xxh3_64_intdigest
+
+from extproc.engines.frames import END
+from extproc.model import Knowledge
+
+REPLAY_TIMEOUT = 5.0  # seconds without a frame; publishers look for requests every 0.1 s
+# Seconds from a replay from 0 to a second look: a batch published between the answer and the moment when the
+# subscription took effect was heard by neither, and an idle engine sends nothing that would show the gap.
+SECOND_LOOK = 1.0
+RETRY = 30.0  # seconds until a replay that nobody answered is asked for again, doubled each time
+LONGEST_RETRY = 600.0
+HELD_BATCHES = 4096  # that wait for the end of a replay; what is beyond is a gap afterwards
+HELD_BYTES = 32 * 1024 * 1024
+REMEMBERED = 1024  # batches whose duplicates are told from a restarted engine's, by their bytes
+
+
+class State(Enum):
+    DOWN = auto()  # not connected
+    LIVE = auto()  # following
+    REPLAYING = auto()  # waiting for the end of a replay; what is heard is held
+
+
+class Input(Enum):
+    CONNECTED = auto()
+    DISCONNECTED = auto()
+    TIMEOUT = auto()
+    # a batch heard live
+    NEXT = auto()  # the expected one
+    AHEAD = auto()  # some before it are missing
+    SEEN = auto()  # applied before
+    FALLEN = auto()  # its number is not new, but its bytes are: the engine restarted
+    # a frame of the newest replay
+    REPLAYED_NEXT = auto()
+    REPLAYED_AHEAD = auto()
+    REPLAYED_SEEN = auto()
+    REPLAYED_END = auto()
+
+
+class Purpose(Enum):
+    """Why a replay is asked for."""
+
+    START = auto()  # all there is
+    GAP = auto()  # what is missing
+    LOOK = auto()  # whether anything is
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """Apply this batch; tell `lost` if it cannot be used, and `cleared` if it cleared the cache."""
+
+    sequence: int
+    payload: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """Hold nothing of this instance."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """Ask for all batches from this number on, on a fresh socket: answers to an earlier request are void."""
+
+    start: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closed:
+    """A gap has ended: `replayed`, or `forgotten` with all that was held."""
+
+    outcome: str
+
+
+Action = Apply | Forget | Replay | Closed
+
+
+class Continuity:
+    """One publisher, or one data-parallel rank of it. `now` is in seconds, of any monotonic clock."""
+
+    def __init__(self, *, can_replay: bool) -> None:
+        self._can_replay = can_replay
+        self._state = State.DOWN
+        self._exact = False
+        self._since = 0  # the number from which on nothing is missing
+        self._next: int | None = None  # the number expected; None takes any
+        self._newest = -1  # the newest number heard or replayed
+        self._recent: dict[int, int] = {}  # digests of the last batches, by number
+        self._held: deque[tuple[int, bytes]] = deque()
+        self._held_bytes = 0
+        self._deadline: float | None = None
+        self._retry = RETRY
+        self._unanswered = False  # whether a replay from 0 may still be answered while we follow without it
+        # of the replay in progress
+        self._purpose = Purpose.START
+        self._start = 0
+        self._progressed = False  # whether it brought anything
+        self._torn = False  # whether frames of it were lost on the way
+        self._started_over = False  # whether a gap has already led to a replay from 0
+
+    @property
+    def knowledge(self) -> Knowledge:
+        if self._state is State.REPLAYING and self._purpose is not Purpose.LOOK:
+            return Knowledge.RECOVERING
+        return Knowledge.EXACT if self._exact and self._state is not State.DOWN else Knowledge.UNKNOWN
+
+    @property
+    def deadline(self) -> float | None:
+        """When to call `tick`."""
+        return self._deadline
+
+    def connected(self, now: float) -> list[Action]:
+        return self._step(Input.CONNECTED, 0, b"", now)
+
+    def disconnected(self, now: float) -> list[Action]:
+        return self._step(Input.DISCONNECTED, 0, b"", now)
+
+    def live(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        """A batch was heard."""
+        if sequence > self._newest:
+            what = Input.NEXT if self._next is None or sequence == self._next else Input.AHEAD
+        elif self._recent.get(sequence) == xxh3_64_intdigest(payload):
+            what = Input.SEEN
+        else:
+            what = Input.FALLEN
+            self._recent.clear()
+            self._newest = -1
+        self._remember(sequence, payload)
+        return self._step(what, sequence, payload, now)
+
+    def replayed(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        """A frame of the newest replay came; its last has the number `END`."""
+        expected = self._next or 0
+        if sequence == END:
+            what = Input.REPLAYED_END
+        elif sequence == expected:
+            what = Input.REPLAYED_NEXT
+        else:
+            what = Input.REPLAYED_AHEAD if sequence > expected else Input.REPLAYED_SEEN
+        return self._step(what, sequence, payload, now)
+
+    def tick(self, now: float) -> list[Action]:
+        """Time has passed."""
+        if self._deadline is None or now < self._deadline:
+            return []
+        return self._step(Input.TIMEOUT, 0, b"", now)
+
+    def lost(self, sequence: int) -> None:
+        """The batch of this number could not be applied, and all is forgotten. Asked again, it would be the same."""
+        self._exact = False
+        self._since = max(self._since, sequence + 1)
+
+    def cleared(self, sequence: int) -> None:
+        """The batch of this number cleared the cache: all that was missing is gone."""
+        if sequence >= self._since:
+            self._exact = True
+
+    # Transitions. Each returns its actions.
+
+    def _step(self, what: Input, sequence: int, payload: bytes, now: float) -> list[Action]:
+        return self._TABLE[self._state, what](self, sequence, payload, now)
+
+    def _ignore(self, _sequence: int, _payload: bytes, _now: float) -> list[Action]:
+        return []
+
+    def _begin(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
+        self._newest = -1
+        self._recent.clear()
+        self._drop_held()
+        self._retry = RETRY
+        return [Forget(), *self._start_over(now)]
+
+    def _leave(self, _sequence: int, _payload: bytes, _now: float) -> list[Action]:
+        self._state = State.DOWN
+        self._deadline = None
+        self._drop_held()
+        return [Forget()]
+
+    def _follow(self, sequence: int, payload: bytes, _now: float) -> list[Action]:
+        if self._next is None:
+            self._exact = sequence == 0
+            self._since = sequence
+        return [self._take(sequence, payload)]
+
+    def _gap(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        if self._can_replay:
+            self._hold(sequence, payload, now)
+            return self._ask(self._next or 0, Purpose.GAP, now)
+        return [Closed("forgotten"), Forget(), self._resume(sequence, payload)]
+
+    def _restarted(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        self._drop_held()
+        if sequence == 0 or not self._can_replay:
+            return [Forget(), self._first(sequence, payload)]
+        self._hold(sequence, payload, now)
+        return [Forget(), *self._start_over(now)]
+
+    def _hold_or_begin(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        if sequence == 0 and self._purpose is Purpose.START:
+            return [self._first(sequence, payload)]  # the engine begins just now: nothing to wait for
+        return self._hold(sequence, payload, now)
+
+    def _hold(self, sequence: int, payload: bytes, _now: float) -> list[Action]:
+        if len(self._held) < HELD_BATCHES and self._held_bytes + len(payload) <= HELD_BYTES:
+            self._held.append((sequence, payload))
+            self._held_bytes += len(payload)
+        return []
+
+    def _replay_next(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        self._remember(sequence, payload)
+        self._progressed = True
+        self._deadline = now + REPLAY_TIMEOUT
+        return [self._take(sequence, payload)]
+
+    def _replay_ahead(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        if self._progressed:  # a ROUTER drops what its peer does not read in time: ask again for the rest
+            self._torn = True
+            return []
+        self._remember(sequence, payload)
+        self._progressed = True
+        self._deadline = now + REPLAY_TIMEOUT
+        missed: list[Action] = [Closed("forgotten")] if self._next else []
+        self._purpose = Purpose.START
+        return [*missed, Forget(), self._resume(sequence, payload)]
+
+    def _replay_end(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
+        if self._torn:
+            return self._ask(self._next or 0, self._purpose, now)
+        actions = self._take_held()
+        if self._held:
+            if self._progressed or actions:
+                return [*actions, *self._ask(self._next or 0, Purpose.GAP, now)]
+            if self._start > 0 and not self._started_over:
+                self._started_over = True
+                return [Closed("forgotten"), Forget(), *self._start_over(now)]
+            return self._give_up(now)
+        self._state = State.LIVE
+        self._started_over = False
+        self._retry = RETRY
+        self._deadline = now + SECOND_LOOK if self._purpose is Purpose.START else None
+        if self._purpose is Purpose.GAP:
+            actions.append(Closed("replayed"))
+        return actions
+
+    def _replay_timeout(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
+        if self._progressed:
+            return self._ask(self._next or 0, self._purpose, now)
+        actions = self._take_held() if self._purpose is Purpose.LOOK else []
+        if self._held or self._purpose is not Purpose.LOOK:
+            return [*actions, *self._give_up(now)]
+        self._state = State.LIVE
+        self._deadline = None
+        return actions
+
+    def _look_or_retry(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
+        if self._next is not None and not self._unanswered:
+            return self._ask(self._next, Purpose.LOOK, now)
+        self._retry = min(2 * self._retry, LONGEST_RETRY)
+        self._deadline = now + self._retry
+        return [Replay(0)]  # what is known stays until an answer comes
+
+    def _answered(self, sequence: int, payload: bytes, now: float) -> list[Action]:
+        if not self._unanswered:
+            return []  # of a replay that is over
+        self._start_over(now)
+        return [Forget(), *self.replayed(sequence, payload, now)]
+
+    _TABLE: ClassVar[dict[tuple[State, Input], Callable[[Continuity, int, bytes, float], list[Action]]]] = {
+        (State.DOWN, Input.CONNECTED): _begin,
+        (State.DOWN, Input.DISCONNECTED): _ignore,
+        (State.DOWN, Input.NEXT): _ignore,
+        (State.DOWN, Input.AHEAD): _ignore,
+        (State.DOWN, Input.SEEN): _ignore,
+        (State.DOWN, Input.FALLEN): _ignore,
+        (State.DOWN, Input.REPLAYED_NEXT): _ignore,
+        (State.DOWN, Input.REPLAYED_AHEAD): _ignore,
+        (State.DOWN, Input.REPLAYED_SEEN): _ignore,
+        (State.DOWN, Input.REPLAYED_END): _ignore,
+        (State.LIVE, Input.CONNECTED): _begin,
+        (State.LIVE, Input.DISCONNECTED): _leave,
+        (State.LIVE, Input.TIMEOUT): _look_or_retry,
+        (State.LIVE, Input.NEXT): _follow,
+        (State.LIVE, Input.AHEAD): _gap,
+        (State.LIVE, Input.SEEN): _ignore,
+        (State.LIVE, Input.FALLEN): _restarted,
+        (State.LIVE, Input.REPLAYED_NEXT): _answered,
+        (State.LIVE, Input.REPLAYED_AHEAD): _answered,
+        (State.LIVE, Input.REPLAYED_SEEN): _answered,
+        (State.LIVE, Input.REPLAYED_END): _answered,
+        (State.REPLAYING, Input.CONNECTED): _begin,
+        (State.REPLAYING, Input.DISCONNECTED): _leave,
+        (State.REPLAYING, Input.TIMEOUT): _replay_timeout,
+        (State.REPLAYING, Input.NEXT): _hold_or_begin,
+        (State.REPLAYING, Input.AHEAD): _hold,
+        (State.REPLAYING, Input.SEEN): _ignore,
+        (State.REPLAYING, Input.FALLEN): _restarted,
+        (State.REPLAYING, Input.REPLAYED_NEXT): _replay_next,
+        (State.REPLAYING, Input.REPLAYED_AHEAD): _replay_ahead,
+        (State.REPLAYING, Input.REPLAYED_SEEN): _ignore,
+        (State.REPLAYING, Input.REPLAYED_END): _replay_end,
+    }
+
+    # What transitions share
+
+    def _take(self, sequence: int, payload: bytes) -> Apply:
+        self._next = sequence + 1
+        return Apply(sequence, payload)
+
+    def _resume(self, sequence: int, payload: bytes) -> Apply:
+        """Go on from here after forgetting, without what is missing before."""
+        self._exact = False
+        self._since = sequence
+        return self._take(sequence, payload)
+
+    def _first(self, sequence: int, payload: bytes) -> Apply:
+        """Follow from here; nothing is missing if this is the engine's first batch."""
+        self._state = State.LIVE
+        self._deadline = None
+        action = self._resume(sequence, payload)
+        self._exact = sequence == 0
+        return action
+
+    def _start_over(self, now: float) -> list[Action]:
+        """After forgetting: from the first batch, or where there is no replay from whatever comes."""
+        self._since = 0
+        if self._can_replay:
+            self._exact = True
+            self._next = 0
+            return self._ask(0, Purpose.START, now)
+        self._exact = False
+        self._next = None
+        self._state = State.LIVE
+        self._deadline = None
+        return []
+
+    def _ask(self, start: int, purpose: Purpose, now: float) -> list[Action]:
+        self._state = State.REPLAYING
+        self._purpose = purpose
+        self._start = start
+        self._progressed = self._torn = self._unanswered = False
+        self._deadline = now + REPLAY_TIMEOUT
+        return [Replay(start)]
+
+    def _take_held(self) -> list[Action]:
+        """Apply what was held, up to the first gap."""
+        actions: list[Action] = []
+        while self._held and (self._next is None or self._held[0][0] <= self._next):
+            sequence, payload = self._held.popleft()
+            self._held_bytes -= len(payload)
+            if self._next is None or sequence == self._next:
+                actions.append(self._take(sequence, payload))
+        return actions
+
+    def _give_up(self, now: float) -> list[Action]:
+        """Nobody answers, or not with what is missing: go on with what is heard, and ask again later."""
+        actions: list[Action] = [Forget()] if self._purpose is Purpose.START else [Closed("forgotten"), Forget()]
+        self._exact = False
+        expected: int | None = None
+        for sequence, payload in self._held:
+            if expected is not None and sequence != expected:
+                actions.append(Forget())
+            actions.append(self._resume(sequence, payload))
+            expected = self._next
+        self._next = expected
+        self._drop_held()
+        self._state = State.LIVE
+        self._started_over = False
+        self._unanswered = True
+        self._deadline = now + self._retry
+        return actions
+
+    def _remember(self, sequence: int, payload: bytes) -> None:
+        self._newest = max(self._newest, sequence)
+        self._recent[sequence] = xxh3_64_intdigest(payload)
+        if len(self._recent) > REMEMBERED:
+            del self._recent[next(iter(self._recent))]
+
+    def _drop_held(self) -> None:
+        self._held.clear()
+        self._held_bytes = 0
