@@ -1,0 +1,116 @@
+"""The form in which a template gets its messages, as vLLM 0.32 and transformers 5.16 to 5.19 shape them.
+
+Owns what depends on the template and not on Jinja: contents as strings or as parts, `developer` as `system`, a final
+message left open, and copies with a mark for finding places in a rendering. Every function returns new lists and
+leaves the messages that it gets as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from extproc.conversation import MEDIA
+from extproc.errors import RenderError
+
+Message = Mapping[str, Any]
+
+_CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own tag: a template that trims contents sees the same
+_MARK = {"type": "text", "text": "\x1a"}  # stands where two renderings are to part; no client sends this character
+
+
+def with_strings(messages: Sequence[Message]) -> list[Message]:
+    """vLLM's content format "string": the texts of parts, joined by newlines."""
+    return [
+        message if isinstance(message["content"], str) else {**message, "content": _joined(message["content"])}
+        for message in messages
+    ]
+
+
+def with_parts(messages: Sequence[Message]) -> list[Message]:
+    """vLLM's content format "openai": parts, but strings for results of tools that are all text."""
+    formed: list[Message] = []
+    for message in messages:
+        content = message["content"]
+        if message["role"] == "tool":
+            if not isinstance(content, str) and all(part["type"] == "text" for part in content):
+                message = {**message, "content": "\n".join(part["text"] for part in content)}
+        elif isinstance(content, str):
+            message = {**message, "content": [{"type": "text", "text": content}]}
+        formed.append(message)
+    return formed
+
+
+def _joined(content: Sequence[Mapping[str, Any]]) -> str:
+    texts = (part.get("text") or part.get("name") for part in content if part["type"] not in MEDIA)
+    return "\n".join(text for text in texts if text)
+
+
+def without_developer(messages: Sequence[Message]) -> Sequence[Message]:
+    """`developer` as `system`; where one of these is not the first message, all are merged into one that is."""
+    if not any(message["role"] == "developer" for message in messages):
+        return messages
+    renamed = [
+        {**{key: value for key, value in message.items() if key != "tools"}, "role": "system"}
+        if message["role"] == "developer"
+        else message
+        for message in messages
+    ]
+    system = [message["content"] for message in renamed if message["role"] == "system"]
+    if len(system) == 1 and renamed[0]["role"] == "system":
+        return renamed
+    texts = [
+        content if isinstance(content, str) else "\n".join(part["text"] for part in content if "text" in part)
+        for content in system
+    ]
+    merged = {"role": "system", "content": "\n\n".join(text for text in texts if text)}
+    return [merged, *(message for message in renamed if message["role"] != "system")]
+
+
+def opened(messages: Sequence[Message]) -> list[Message]:
+    """The messages with a tag at the end of the last one's text, for `closed` to cut the rendering at."""
+    *others, final = messages
+    content = final["content"]
+    if isinstance(content, str):
+        return [*others, {**final, "content": content + _CONTINUE}]
+    last = next((i for i in reversed(range(len(content))) if "text" in content[i]), None)
+    if last is None:
+        raise RenderError("continue_final_message: the final message has no text to continue")
+    tagged = {**content[last], "text": content[last]["text"] + _CONTINUE}
+    return [*others, {**final, "content": [*content[:last], tagged, *content[last + 1 :]]}]
+
+
+def closed(text: str) -> str:
+    """A rendering of `opened` messages up to the tag, without white space before it where the template trimmed."""
+    place = text.rfind(_CONTINUE.strip())
+    if place < 0:
+        raise RenderError("continue_final_message: the template does not write the final message")
+    return text[:place] if text.startswith(_CONTINUE, place) else text[:place].rstrip()
+
+
+def marked_media(messages: Sequence[Message], *, in_place: bool) -> list[Message] | None:
+    """The messages with a mark where the first image, audio or video goes; None without one.
+
+    Templates that take strings get media in front of the message's text (`in_place` False).
+    """
+    for i, message in enumerate(messages):
+        content = message["content"]
+        if isinstance(content, str):
+            continue
+        first = next((k for k, part in enumerate(content) if part["type"] in MEDIA), None)
+        if first is not None:
+            parts = [*content[:first], _MARK, *content[first + 1 :]] if in_place else [_MARK, *content]
+            return [*messages[:i], {**message, "content": parts}, *messages[i + 1 :]]
+    return None
+
+
+def marked_after(messages: Sequence[Message], reply: int) -> list[Message]:
+    """The messages with a mark at the beginning of each that follows the one at index `reply`."""
+    later = [
+        {
+            **message,
+            "content": _MARK["text"] + content if isinstance(content := message["content"], str) else [_MARK, *content],
+        }
+        for message in messages[reply + 1 :]
+    ]
+    return [*messages[: reply + 1], *later]

@@ -1,0 +1,97 @@
+"""Request bodies of the OpenAI APIs: path and bytes -> `Request`.
+
+Owns the table of APIs and the fields around the messages; the messages themselves are `conversation.py`'s. Refuses to
+know templates, tokens and routing. One more API is one more function and one more row of `_APIS`.
+
+Bodies that vLLM 0.32 would refuse are read leniently where older versions did so, and are otherwise `UnreadableBody`:
+the engine judges them in both cases.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from extproc import conversation
+from extproc.errors import UnreadableBody, UnsupportedApi
+from extproc.model import Request
+
+Body = dict[str, Any]
+
+
+def parse(path: str, body: bytes) -> Request:
+    """Read the body of a request to `path` (a query string is ignored).
+
+    Raises UnsupportedApi for a path that is no row of `_APIS` and UnreadableBody for a body that is no request of its
+    API; no input raises anything else. Of a duplicate key the last value counts; integers of any size are kept.
+    """
+    read = _APIS.get(path.partition("?")[0])
+    if read is None:
+        raise UnsupportedApi(f"not an API whose prompt we can render: {path[:100]!r}")
+    try:
+        document = msgspec.json.decode(body)
+        if not isinstance(document, dict):
+            raise UnreadableBody("the body is not a JSON object")
+        return read(document)
+    except msgspec.DecodeError as error:
+        raise UnreadableBody(f"the body is not JSON: {error}") from error
+    except RecursionError as error:
+        raise UnreadableBody("the body is nested too deeply") from error
+
+
+def _chat_completions(body: Body) -> Request:
+    messages = conversation.messages(body.get("messages"))
+    tools = conversation.tools(body.get("tools"))
+    kwargs = _template_kwargs(body)
+    if "tools" in kwargs:  # chat_template_kwargs win over the request's own tools, and are not re-dumped
+        tools = kwargs.pop("tools")
+        if not isinstance(tools, list):
+            raise UnreadableBody("`chat_template_kwargs.tools` is not a list")
+    return Request(
+        model=_text(body, "model"),
+        turn=sum(message["role"] == "assistant" for message in messages),
+        messages=messages,
+        tools=tools,
+        add_generation_prompt=_flag(body, "add_generation_prompt", default=True),
+        continue_final_message=_flag(body, "continue_final_message"),
+        template_kwargs=kwargs,
+        cache_salt=_text(body, "cache_salt"),
+        stream=_flag(body, "stream"),
+        add_special_tokens=_flag(body, "add_special_tokens"),
+    )
+
+
+_APIS: Mapping[str, Callable[[Body], Request]] = {"/v1/chat/completions": _chat_completions}
+
+
+def _template_kwargs(body: Body) -> Body:
+    """What the template is told besides messages and flags; vLLM takes null and "auto" for "not given"."""
+    given = body.get("chat_template_kwargs")
+    if given is not None and not isinstance(given, dict):
+        raise UnreadableBody("`chat_template_kwargs` is not an object")
+    kwargs = dict(given or {})
+    effort = body.get("reasoning_effort")
+    if effort is not None and "enable_thinking" not in kwargs:
+        kwargs["enable_thinking"] = effort != "none"
+    for name in ("documents", "reasoning_effort"):
+        if body.get(name) is not None:
+            kwargs[name] = body[name]
+    return {name: value for name, value in kwargs.items() if value is not None and value != "auto"}
+
+
+def _text(body: Body, name: str) -> str | None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, str):
+        raise UnreadableBody(f"`{name}` is not a string")
+    return value or None
+
+
+def _flag(body: Body, name: str, *, default: bool = False) -> bool:
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise UnreadableBody(f"`{name}` is not a boolean")
+    return value

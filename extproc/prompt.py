@@ -1,0 +1,176 @@
+"""Prompts: a request -> exactly the bytes that the engine tokenises, and how far they are history.
+
+Owns the order of what vLLM does between a normalised request and the tokenizer. Refuses to know JSON bodies
+(`openai.py`), Jinja (`template.py`), and what a tokenizer does to text (`normalizer.py`). `PlainRenderer` stands in
+where a pool names no model.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Protocol
+
+from extproc import forms, template
+from extproc.conversation import MEDIA
+from extproc.errors import RenderError
+from extproc.model import Prompt, Request
+from extproc.normalizer import Normalizer
+from extproc.progress import Progress
+from extproc.template import ChatTemplate, Clock
+from extproc.tokenizer_files import TokenizerFiles
+
+Message = Mapping[str, Any]
+
+_log = logging.getLogger(__name__)
+
+_END = b"\x1e"  # of each piece of a plain rendering: few texts can be taken for a message
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
+class PromptRenderer(Protocol):
+    """What the router asks of a renderer."""
+
+    def render(self, request: Request) -> Prompt:
+        """The prompt of a request. Raises RenderError, and nothing else."""
+
+
+class Renderer:
+    """Renders as vLLM does with the files of one model."""
+
+    def __init__(
+        self, templates: Mapping[str, ChatTemplate], normalizer: Normalizer, named_tokens: Mapping[str, str]
+    ) -> None:
+        self._templates = templates
+        self._normalizer = normalizer
+        self._named_tokens = named_tokens
+
+    @classmethod
+    def load(cls, model_dir: Path, clock: Clock = datetime.now) -> Renderer:
+        """Raises ConfigError for files that are missing, malformed or of a tokenizer that we do not know.
+
+        `clock` gives the local time to templates that write the date.
+        """
+        files = TokenizerFiles.load(model_dir)
+        for doubt in files.doubts():
+            _log.warning("%s", doubt)
+        sources = template.sources(model_dir, files.config)
+        templates = {name: ChatTemplate(source, clock) for name, source in sources.items()}
+        return cls(templates, Normalizer.load(files), files.named_tokens())
+
+    def render(self, request: Request) -> Prompt:
+        """The prompt of a request. Raises RenderError, and nothing else."""
+        try:
+            return self._prompt(request)
+        except RenderError:
+            raise
+        except Exception as error:  # a template may raise anything
+            raise RenderError(f"the chat template failed: {type(error).__name__}: {str(error)[:200]}") from error
+
+    def _prompt(self, request: Request) -> Prompt:
+        chosen = self._templates["default"]
+        if request.tools is not None:
+            chosen = self._templates.get("tool_use", chosen)
+        text, history = self._text(request, chosen, request.messages)
+        matchable = len(text)
+        marked = forms.marked_media(request.messages, in_place=chosen.wants_parts)
+        if marked is not None:
+            matchable = _agreement(text, self._text(request, chosen, marked)[0])
+        before, after = self._normalizer.around if request.add_special_tokens else (b"", b"")
+        data = before + self._normalizer(text) + after
+
+        def offset(place: int) -> int:
+            """Bytes of `data` up to a character of `text`; counted from the end, as history is most of a prompt."""
+            rest = self._normalizer(text[place:]) + after if place < len(text) else b""
+            return max(0, len(data) - len(rest))
+
+        return Prompt(data, history=offset(history) if request.turn else 0, matchable=offset(matchable))
+
+    def _text(self, request: Request, chosen: ChatTemplate, messages: Sequence[Message]) -> tuple[str, int]:
+        """The text of a prompt, and how many of its characters are history."""
+        messages = (forms.with_parts if chosen.wants_parts else forms.with_strings)(messages)
+        if not chosen.names_developer:
+            messages = forms.without_developer(messages)
+        if request.continue_final_message:
+            if request.add_generation_prompt:
+                raise RenderError("continue_final_message needs add_generation_prompt to be false")
+            messages = forms.opened(messages)
+        variables = {
+            **self._named_tokens,
+            "documents": None,
+            **request.template_kwargs,
+            "tools": request.tools,
+            "add_generation_prompt": request.add_generation_prompt,
+        }
+        reply = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        if reply in (-1, len(messages) - 1):
+            text = "".join(chosen.run({**variables, "messages": messages}))
+            history = len(text)
+        else:
+            progress = Progress(messages, reply)
+            for fragment in chosen.run({**variables, "messages": progress.messages}):
+                progress.fragments.append(fragment)
+            text = "".join(progress.fragments)
+            found = progress.history()
+            if found is None:
+                other = chosen.run({**variables, "messages": forms.marked_after(messages, reply)})
+                found = _agreement(text, "".join(other))
+            history = found
+        if request.continue_final_message:
+            text = forms.closed(text)
+        return text, min(history, len(text))
+
+
+class PlainRenderer:
+    """Renders without a template, for pools that name no model: the tools, then role and content of each message.
+
+    Prompts that begin alike give bytes that begin alike, which is all that routing by what was routed needs; they are
+    no engine's bytes.
+    """
+
+    def render(self, request: Request) -> Prompt:
+        """The prompt of a request. Raises RenderError, and nothing else."""
+        try:
+            return self._prompt(request)
+        except (RecursionError, TypeError, ValueError) as error:
+            raise RenderError(f"not renderable: {type(error).__name__}: {str(error)[:200]}") from error
+
+    def _prompt(self, request: Request) -> Prompt:
+        pieces = [_dump(tool) for tool in request.tools or ()]
+        history = 0
+        media: int | None = None
+        for message in request.messages:
+            content = message["content"]
+            pieces.append(message["role"].encode())
+            for part in ({"type": "text", "text": content},) if isinstance(content, str) else content:
+                if part["type"] in MEDIA and media is None:
+                    media = len(pieces)
+                pieces.append((part.get("text") or part["type"]).encode())
+            pieces += map(_dump, message.get("tool_calls") or ())
+            if message["role"] == "assistant":
+                history = len(pieces)
+        data = b"".join(piece + _END for piece in pieces)
+
+        def size(count: int) -> int:
+            return sum(map(len, pieces[:count])) + count * len(_END)
+
+        return Prompt(data, history=size(history), matchable=len(data) if media is None else size(media))
+
+
+def _dump(value: Any) -> bytes:
+    return _ENCODER.encode(value).encode()
+
+
+def _agreement(one: str, other: str) -> int:
+    """How many characters two texts share from the beginning."""
+    low, high = 0, min(len(one), len(other))
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
