@@ -7,6 +7,7 @@ engine's cache.
 from __future__ import annotations
 
 import asyncio
+import io
 import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -68,7 +69,7 @@ async def run(
         base_url,
         connector=aiohttp.TCPConnector(limit=0),
         timeout=aiohttp.ClientTimeout(total=timeout_s),
-        headers=headers,
+        headers={"content-type": "application/json", **(headers or {})},
     ) as http:
 
         async def one(session: Session) -> None:
@@ -105,7 +106,7 @@ async def _session(
         answer = _Answer()
         started = time.monotonic()
         try:
-            async with http.post(CHAT, json=body) as response:
+            async with http.post(CHAT, data=io.BytesIO(json.dumps(body).encode())) as response:
                 answer.status = response.status
                 answer.instance = response.headers.get(ENGINE_HEADER)
                 if response.status != 200:

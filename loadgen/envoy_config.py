@@ -85,8 +85,7 @@ def _engines(cluster: Node, settings: EnvoySettings) -> None:
     cluster["type"] = "STATIC"
     for key in ("dns_lookup_family", "dns_refresh_rate"):
         cluster.pop(key, None)
-    for check in cluster.get("health_checks", ()):
-        check |= HEALTH_CHECK
+    _notice_at_once(cluster)
     metadata = {"model_dir": str(settings.model_dir)} | dict(settings.cluster)
     cluster["metadata"]["filter_metadata"]["smetric"] |= metadata
     cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": [_engine(engine) for engine in settings.engines]}]
@@ -104,13 +103,19 @@ def _extproc(cluster: Node, settings: EnvoySettings) -> None:
     cluster["type"] = "STATIC"
     for key in ("dns_lookup_family", "dns_refresh_rate"):
         cluster.pop(key, None)
-    for check in cluster.get("health_checks", ()):
-        check |= HEALTH_CHECK
+    _notice_at_once(cluster)
     endpoints = [
         {"endpoint": {"address": _address(port), "health_check_config": {"port_value": settings.health_port + number}}}
         for number, port in enumerate(settings.extproc_ports)
     ]
     cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
+
+
+def _notice_at_once(cluster: Node) -> None:
+    for check in cluster.get("health_checks", ()):
+        check |= HEALTH_CHECK
+    # By default workers hear of changes at most once a second.
+    cluster.setdefault("common_lb_config", {})["update_merge_window"] = "0s"
 
 
 def _named(nodes: Sequence[Node], name: str) -> Node:

@@ -29,6 +29,7 @@ from loadgen.envoy_config import HOST, EnvoySettings, render
 from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens
 
 MEMORY = "memory://"
+SETTLE = 0.2  # seconds in which Envoy's workers hear what its main thread already counts
 REDIS = "redis"  # an index in a Redis of the stack's own
 
 
@@ -215,6 +216,19 @@ class Stack:
         """One of Envoy's counters or gauges by its full name (`cluster.engines.upstream_rq_retry`); 0 without it."""
         stats = json.loads(_get(f"{self.admin_url}/stats?format=json") or b'{"stats": []}')["stats"]
         return next((int(stat["value"]) for stat in stats if stat.get("name") == name), 0)
+
+    def wait_healthy(self, engines: int, timeout: float = 20.0) -> None:
+        """Block until Envoy's health checks count so many engines as healthy, for instance after a kill.
+
+        Raises:
+            StackFailed: they do not within `timeout` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        while (healthy := self.envoy_counter("cluster.engines.membership_healthy")) != engines:
+            if time.monotonic() > deadline:
+                raise StackFailed(f"Envoy counts {healthy} healthy engines, not {engines}, after {timeout:.0f} s")
+            time.sleep(POLL)
+        time.sleep(SETTLE)
 
     def state(self) -> dict[str, Json]:
         """ext_proc's `/debug/state`; empty while it is down."""
