@@ -153,7 +153,7 @@ def test_the_dns_extension_is_followed_like_strict_dns(tmp_path: Path) -> None:
     """`cluster_type: envoy.cluster.dns` is Envoy's newer way to write STRICT_DNS."""
     yaml = clean()
     engines = cluster(yaml, "engines")
-    for key in ("type", "dns_lookup_family", "dns_refresh_rate"):
+    for key in ("type", "dns_lookup_family"):
         del engines[key]
     url = "type.googleapis.com/envoy.extensions.clusters.dns.v3.DnsCluster"
     typed = {"@type": url, "dns_refresh_rate": "2.5s", "dns_lookup_family": "V6_ONLY"}

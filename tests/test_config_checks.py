@@ -264,8 +264,9 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     ),
     "cluster of an extension": (
         all_of(at_engines("type", DELETE), at_engines("cluster_type", {"name": "envoy.clusters.redis"})),
-        E, "cluster_type", "an extension", "STRICT_DNS",
+        E, "cluster_type", "cannot follow", "STRICT_DNS",
     ),
+    "cluster of a type of tomorrow": (at_engines("type", 99), E, "type", "cannot follow", "STRICT_DNS"),
     "another load balancer": (
         at_engines("load_balancing_policy", DELETE), E, "clusters[0]", "does not use override_host", "envoy.lb",
     ),

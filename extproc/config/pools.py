@@ -148,8 +148,8 @@ def _discovery(cluster: Located[Cluster], problems: list[Problem]) -> tuple[Disc
         family = dns.dns_lookup_family.name
         if dns.all_addresses_in_single_endpoint:
             unfollowed = _UNFOLLOWED[ClusterDiscoveryType.LOGICAL_DNS]
-    elif node.get("cluster_type") is not None:
-        unfollowed = ("its hosts come from an extension that we cannot follow", "write type: STRICT_DNS, STATIC or EDS")
+    elif node.get("cluster_type") is not None or (kind.name not in Discovery.__members__ and unfollowed is None):
+        unfollowed = ("its hosts come in a way that we cannot follow", "write type: STRICT_DNS, STATIC or EDS")
     if unfollowed is not None:
         place = node.near("cluster_type" if node.get("cluster_type") else "type").place
         problems.append(error(place, f"{message.name}: {unfollowed[0]}", unfollowed[1]))
