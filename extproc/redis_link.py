@@ -49,9 +49,11 @@ class Address(NamedTuple):
 def parse(url: str) -> Address:
     """`redis[s]://[USER:PASSWORD@]HOST:PORT/DB[?namespace=NAME][&cluster=true]`.
 
-    Other options of the query are redis-py's (`ssl_ca_certs=PATH` ...).
+    Other options of the query are redis-py's (`ssl_ca_certs=PATH` ...). Raises ConfigError.
     """
     parts = urlsplit(url)
+    if parts.scheme != "unix" and not parts.path.strip("/").isdigit() and parts.path not in {"", "/"}:
+        raise ConfigError(f"index URL {_without_secrets(url)!r}: {parts.path!r} is not the number of a database")
     query = dict(parse_qsl(parts.query))
     namespace = query.pop("namespace", DEFAULT_NAMESPACE)
     cluster = query.pop("cluster", "false").lower() in {"true", "yes", "1"}
@@ -132,8 +134,8 @@ class Link:
         self._client = client
         self._slots = asyncio.Semaphore(slots)
         self._width = slots
-        self._there = asyncio.Event()
-        self._away = False
+        self._looked = asyncio.Event()  # whether `_there` says anything
+        self._there = False
         self._failing_since: float | None = None
         self._probe: asyncio.Task[None] | None = None
 
@@ -174,21 +176,19 @@ class Link:
                 await self._probe
 
     async def _connected(self) -> None:
-        """Return once Redis was reached. Only the first calls wait for it; after a failure they are refused."""
-        if self._there.is_set():
-            return
-        if self._away:
+        """Only the first calls wait for a connection; while Redis is known to be away, calls are refused."""
+        if not self._looked.is_set():
+            self._look()
+            await self._looked.wait()
+        if not self._there:
             raise IndexUnavailable("Redis is away")
-        self._look()
-        await self._there.wait()
 
     def _failed(self, now: float, why: str) -> None:
         if self._failing_since is None:
             self._failing_since = now
-        if now - self._failing_since >= PATIENCE_S and self._there.is_set():
-            _log.warning("Redis is away (%s); going on without it until it is back", why)
-            self._there.clear()
-            self._away = True
+        if now - self._failing_since >= PATIENCE_S and self._there:
+            self._there = False
+            _log.warning("Redis is away (%s); going on without it", why)
             self._look()
 
     def _look(self) -> None:
@@ -207,15 +207,15 @@ class Link:
                 errors = [TimeoutError("it does not answer")]
             if not errors:
                 break
-            if not self._away:
-                _log.warning("Redis is away (%s); going on without it until it is there", errors[0])
-                self._away = True
+            if not self._looked.is_set():
+                _log.warning("Redis is away (%s); going on without it", errors[0])
+                self._looked.set()
             await asyncio.sleep(PROBE_S)
-        if self._away:
-            _log.info("Redis is there")
-        self._away = False
+        if self._looked.is_set():
+            _log.warning("Redis is back")
+        self._there = True
         self._failing_since = None
-        self._there.set()
+        self._looked.set()
 
 
 class _Budget:

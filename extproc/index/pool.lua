@@ -1,7 +1,8 @@
 -- One pool in Redis: what its four keys hold, and what every script shares. The client puts this before each script.
 --
 --   blocks    HASH  8-byte block key -> ids of its holders, 3 bytes each, big-endian, ascending; besides, `epoch`
---   holders   ZSET  holder ("INSTANCE" or "INSTANCE\0WRITER") -> its id. Ids only rise: one id is one incarnation
+--   holders   ZSET  holder ("INSTANCE" or "INSTANCE\0WRITER") -> its id; besides, "" -> 0, so that it is never empty.
+--                   Ids only rise: one id is one incarnation
 --   adapters  ZSET  LoRA adapter -> a number from the same row, taken when it was first announced
 --   state     HASH  epoch, last (the newest id), dead (ids given up but perhaps still in values), and by name:
 --                   h:HOLDER  owner (16 bytes), newest write applied, blocks held, time of the newest write or report
@@ -33,14 +34,20 @@ local function find(ids, id, first, last)
   return first, sub(ids, 3 * first + 1, 3 * first + 3) == id
 end
 
--- `epoch` stands in two keys: where one alone was lost (evicted, deleted, out of ids), the pool starts over whole.
+-- Where a key alone was lost (evicted, deleted) or ids run out, the pool starts over whole: its writers will notice.
 local function ensure_pool(epoch)
   local known = call('HMGET', STATE, 'epoch', 'last')
-  if known[1] and tonumber(known[2]) < 16777200 and call('HGET', BLOCKS, 'epoch') == known[1] then
+  if
+    known[1]
+    and tonumber(known[2]) < 16777200
+    and call('HGET', BLOCKS, 'epoch') == known[1]
+    and call('ZSCORE', HOLDERS, '')
+  then
     return
   end
   call('UNLINK', BLOCKS, HOLDERS, ADAPTERS, STATE)
   call('HSET', BLOCKS, 'epoch', epoch)
+  call('ZADD', HOLDERS, 0, '')
   call('HSET', STATE, 'epoch', epoch, 'last', 0)
 end
 

@@ -1,0 +1,230 @@
+"""Redis away, hanging, restarted, encrypted or overrun: calls fail with one error, decisions stay cheap, all heals."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from extproc.errors import IndexLost, IndexUnavailable
+from extproc.index import Change
+from extproc.index import redis as redis_index
+from extproc.index.redis import SLOTS, RedisIndex
+from tests.redis_server import RedisServer, redis_server
+
+CHAIN = tuple(range(1000, 1200))
+ADD = [Change("pool", "a", forget=True, add=CHAIN)]
+
+
+@asynccontextmanager
+async def opened(url: str, match_budget_s: float = 0.02) -> AsyncIterator[RedisIndex]:
+    index = RedisIndex.from_url(url, match_budget_s=match_budget_s)
+    try:
+        yield index
+    finally:
+        await index.close()
+
+
+async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
+    """The result of the first attempt that does not find Redis away."""
+    async with asyncio.timeout(20):
+        while True:
+            try:
+                return await call()
+            except IndexLost:
+                raise
+            except IndexUnavailable:
+                await asyncio.sleep(0.02)
+
+
+async def until_away(index: RedisIndex) -> None:
+    async with asyncio.timeout(20):
+        while index._reads._there:
+            with pytest.raises(IndexUnavailable):
+                await index.match("pool", CHAIN)
+
+
+def commands_sent(index: RedisIndex, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The commands that this client sends from here on."""
+    sent: list[str] = []
+    send = index._client.execute_command
+
+    async def counted(*words: Any, **options: Any) -> Any:
+        sent.append(words[0])
+        return await send(*words, **options)
+
+    monkeypatch.setattr(index._client, "execute_command", counted)
+    return sent
+
+
+async def test_a_hanging_redis_is_left_alone_until_it_answers(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis stops answering: calls fail, then are not even sent; when it answers again, everything works as before."""
+    monkeypatch.setattr(redis_index, "SWEEP_EVERY_S", 3600.0)  # only what we call is to be sent
+    async with opened(own_redis.url) as index:
+        await index.apply(ADD)
+        await until_it_works(lambda: index.match("pool", CHAIN))
+        own_redis.pause()
+        await until_away(index)
+        sent = commands_sent(index, monkeypatch)
+        for _ in range(100):
+            with pytest.raises(IndexUnavailable):
+                await index.match("pool", CHAIN)
+        assert "EVALSHA" not in sent
+        own_redis.resume()
+        assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+
+
+async def test_writes_to_a_hanging_redis_are_not_mixed_up(own_redis: RedisServer) -> None:
+    """What was sent to a hanging Redis and given up is read by it later, after or before newer writes: the result is
+    as if only the newer ones had been sent."""
+    async with opened(own_redis.url) as index:
+        await index.apply(ADD)
+        own_redis.pause()
+        for _ in range(2):
+            with pytest.raises(IndexUnavailable):
+                await index.apply([Change("pool", "a", remove=CHAIN[:99:-1])])
+        own_redis.resume()
+        await until_it_works(lambda: index.apply([Change("pool", "a", remove=CHAIN[:49:-1])]))
+        await until_it_works(lambda: index.apply([Change("pool", "a", add=CHAIN[50:150])]))
+        for _ in range(5):
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 150}
+            await asyncio.sleep(0.01)
+
+
+async def test_a_restarted_redis_is_found_again(own_redis: RedisServer) -> None:
+    """Redis dies and comes back empty: calls fail, then the writer hears of its loss, then everything works."""
+    async with opened(own_redis.url) as index:
+        await index.apply(ADD)
+        await until_it_works(lambda: index.match("pool", CHAIN))
+        own_redis.stop()
+        await until_away(index)
+        own_redis.start()
+        with pytest.raises(IndexLost):
+            await until_it_works(lambda: index.apply([Change("pool", "a", add=[1])]))
+        await until_it_works(lambda: index.apply(ADD))
+        assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+
+
+async def test_a_router_may_start_before_redis() -> None:
+    """Nothing listens yet: calls fail; once Redis is there, they work without a restart."""
+    server = RedisServer()
+    async with opened(server.url) as index:
+        for _ in range(3):
+            with pytest.raises(IndexUnavailable):
+                await index.match("pool", CHAIN)
+        with pytest.raises(IndexUnavailable):
+            await index.apply(ADD)
+        try:
+            server.start()
+            await until_it_works(lambda: index.apply(ADD))
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+        finally:
+            server.stop()
+
+
+async def test_a_busy_process_is_not_held_against_redis(own_redis: RedisServer) -> None:
+    """The answer came in time but this process was busy beyond the budget: the match still gets it."""
+    async with opened(own_redis.url) as index:
+        await index.apply(ADD)
+        await until_it_works(lambda: index.match("pool", CHAIN))
+        for _ in range(20):
+            match = asyncio.create_task(index.match("pool", CHAIN))
+            await asyncio.sleep(0)
+            time.sleep(0.03)  # noqa: ASYNC251 - the point
+            assert await match == {"a": 200}
+
+
+async def test_cancelled_calls_leave_nothing_behind(own_redis: RedisServer) -> None:
+    """A call may be cancelled at any of its awaits: the next ones work, and connections stay bounded."""
+    async with opened(own_redis.url, match_budget_s=1.0) as index:
+        await index.apply(ADD)
+        for steps in range(40):
+            for call in (index.match("pool", CHAIN), index.apply([Change("pool", "a", add=CHAIN)])):
+                task = asyncio.create_task(call)
+                for _ in range(steps):
+                    await asyncio.sleep(0)
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+        assert await index.match("pool", CHAIN) == {"a": 200}
+        connections = await index._client.execute_command("CLIENT", "LIST")
+        assert len(connections.splitlines()) <= 2 * SLOTS
+
+
+async def test_connections_are_bounded(own_redis: RedisServer) -> None:
+    """However many decisions wait at once, a router keeps its few connections."""
+    async with opened(own_redis.url, match_budget_s=5.0) as index:
+        await index.apply(ADD)
+        found = await asyncio.gather(*(index.match("pool", CHAIN) for _ in range(300)))
+        assert found == [{"a": 200}] * 300
+        connections = await index._client.execute_command("CLIENT", "LIST")
+        assert len(connections.splitlines()) <= 2 * SLOTS
+
+
+async def test_closing_while_redis_is_away(own_redis: RedisServer) -> None:
+    """An index closes without an error whatever state Redis is in."""
+    async with opened(own_redis.url) as index:
+        await index.apply(ADD)
+        await until_it_works(lambda: index.match("pool", CHAIN))
+        own_redis.pause()
+        await until_away(index)
+    own_redis.stop()
+
+
+async def test_password() -> None:
+    """The password is part of the URL; without it every call is refused."""
+    with redis_server() as server:
+        server.send("CONFIG", "SET", "requirepass", "geheim")
+        async with opened(server.url.replace("//", "//:geheim@")) as index:
+            await index.apply(ADD)
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+        for url in (server.url, server.url.replace("//", "//:wrong@")):
+            async with opened(url) as index:
+                with pytest.raises(IndexUnavailable):
+                    await index.match("pool", CHAIN)
+                with pytest.raises(IndexUnavailable):
+                    await index.apply(ADD)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_tls(own_redis: RedisServer, tmp_path: Path) -> None:
+    """`rediss://` speaks TLS and verifies the certificate."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *subject]
+    subprocess.run(make, check=True, capture_output=True)  # noqa: ASYNC221 - nothing else runs
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", own_redis.port)
+        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context)
+    url = f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0"
+    async with opened(f"{url}?ssl_ca_certs={certificate}") as index:
+        await until_it_works(lambda: index.apply(ADD))
+        assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+    async with opened(url) as index:
+        with pytest.raises(IndexUnavailable):
+            await index.apply(ADD)
+    server.close()
+    await asyncio.sleep(0.05)  # lets the forwarders see their connections end
