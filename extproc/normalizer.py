@@ -51,10 +51,12 @@ class Normalizer:
         self._raw = _Finder([t for t in files.added if not t.normalized], files.family, str)
         self._cooked = _Finder([t for t in files.added if t.normalized], files.family, self._normalize)
         self._prefix = _prefix(files.spec.get("pre_tokenizer"))
-        self._keeps_ascii = self._prefix is None and all(
+        plain = self._prefix is None and all(
             spec["type"] in unicode_forms.FORMS or spec == _SPACES for spec in _sequence(normalizer, "normalizers")
         )
-        self._keeps_ascii_texts = self._keeps_ascii and not any(t.lstrip or t.rstrip for t in files.added)
+        stripping = [token for token in files.added if token.lstrip or token.rstrip]
+        self._keeps_ascii_texts = plain and not stripping
+        self._keeps_ascii_sections = plain and not any(token.normalized for token in stripping)
         self.around = (b"", b"")  # the special tokens that the tokenizer puts around a text when it is asked to
 
     @classmethod
@@ -76,7 +78,7 @@ class Normalizer:
         for section, token in self._raw.split(text):
             if token is not None:
                 yield token
-            elif self._keeps_ascii and section.isascii():
+            elif self._keeps_ascii_sections and section.isascii():
                 yield section.encode()
             else:
                 yield from self._section(section, start=start)
