@@ -108,7 +108,7 @@ WANT_STRINGS = """
 {% for m in messages %}{% for k, v in m.content.items() %}{{ k }}{% endfor %}{% endfor %}
 {% for m in messages %}{% for a, b in m.content %}{{ a }}{% endfor %}{% endfor %}
 {% for a, b in messages %}{{ a }}{% endfor %}{% for content in messages[0].content %}x{% endfor %}
-{% set n = namespace() %}{% set n.m = messages %}{% for m in messages %}{% for p in m.content %}x{% endfor %}{% endfor %}
+{% set n = namespace() %}{% set n.m = messages %}{% for m in messages %}{% for p in m.content %}{% endfor %}{% endfor %}
 {% set (a, b) = messages %}{% for m in messages %}{% for p in m.content %}x{% endfor %}{% endfor %}
 {% for p in messages[0].content %}x{% endfor %}
 {% for m in conversation %}{% for p in m.content %}x{% endfor %}{% endfor %}
