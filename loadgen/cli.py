@@ -42,4 +42,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _terminate(_number: int, _frame: FrameType | None) -> None:
     """SIGTERM unwinds like Ctrl-C, so that whatever was started is stopped."""
-    raise KeyboardInterrupt
+    signal.raise_signal(signal.SIGINT)

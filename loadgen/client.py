@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import io
-import json
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import aiohttp
+import msgspec
 
+from loadgen.answers import Reading
 from loadgen.chat import Json
 from loadgen.workload import Session, Turn
 
@@ -51,6 +52,7 @@ async def run(
     sessions: Sequence[Session],
     concurrency: int | None = None,
     *,
+    stream: bool = True,
     model: str | None = None,
     headers: Mapping[str, str] | None = None,
     timeout_s: float = 300.0,
@@ -58,10 +60,16 @@ async def run(
 ) -> list[Record]:
     """Run sessions side by side, `concurrency` of them at a time (all by default), turn after turn within each.
 
-    A session ends at its first failed request, for there is nothing to go on with. Never raises for what a server
-    does; records come in the order in which requests ended.
+    Without `stream`, an answer's headers come with its last token: until then Envoy may still retry elsewhere. A
+    session ends at its first failed request, for there is nothing to go on with. Never raises for what a server does;
+    records come in the order in which requests ended.
     """
     records: list[Record] = []
+    options: dict[str, Json] = {"temperature": 0, "stream": stream}
+    if stream:
+        options["stream_options"] = {"include_usage": True}
+    if model:
+        options["model"] = model
     slots = asyncio.Semaphore(concurrency or max(1, len(sessions)))
     began = time.monotonic()
     # No keep-alive limit and no limit of connections: what is measured is the server, not this client's pool.
@@ -74,7 +82,7 @@ async def run(
 
         async def one(session: Session) -> None:
             async with slots:
-                async for record in _session(http, session, model, began):
+                async for record in _session(http, session, options, began):
                     records.append(record)
                     on_record(record)
 
@@ -85,7 +93,7 @@ async def run(
 
 
 async def _session(
-    http: aiohttp.ClientSession, session: Session, model: str | None, began: float
+    http: aiohttp.ClientSession, session: Session, options: Mapping[str, Json], began: float
 ) -> AsyncIterator[Record]:
     messages: list[dict[str, Json]] = []
     for number, turn in enumerate(session.turns):
@@ -93,34 +101,43 @@ async def _session(
         if turn.compact or not messages:
             messages = [{"role": "system", "content": session.system}]
         messages += _asks(turn, messages[-1])
-        body: dict[str, Json] = {
-            "messages": messages,
-            "tools": session.tools,
-            "max_tokens": turn.max_tokens,
-            "temperature": 0,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        if model:
-            body["model"] = model
-        answer = _Answer()
+        body = {**options, "messages": messages, "tools": session.tools, "max_tokens": turn.max_tokens}
+        reading = Reading()
+        status: int | None = None
+        instance: str | None = None
+        ttft: float | None = None
         started = time.monotonic()
         try:
-            async with http.post(CHAT, data=io.BytesIO(json.dumps(body).encode())) as response:
-                answer.status = response.status
-                answer.instance = response.headers.get(ENGINE_HEADER)
-                if response.status != 200:
-                    answer.error = (await response.text())[:500] or response.reason
-                else:
+            async with http.post(CHAT, data=io.BytesIO(msgspec.json.encode(body))) as response:
+                status, instance = response.status, response.headers.get(ENGINE_HEADER)
+                if status != 200:
+                    reading.error = (await response.text())[:500] or response.reason
+                elif options["stream"]:
                     async for line in response.content:
-                        answer.read(line, time.monotonic() - started)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
-            answer.error = f"{type(error).__name__}: {error}"
-        record = answer.record(session.id, number, started - began, time.monotonic() - started)
-        yield record
-        if not record.ok:
+                        reading.line(line)
+                        if ttft is None and reading.begun:
+                            ttft = time.monotonic() - started
+                else:
+                    reading.whole(await response.read())
+            error = reading.error if reading.error or reading.done else "the answer ended too early"
+        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, msgspec.DecodeError) as failure:
+            error = f"{type(failure).__name__}: {failure}"
+        yield Record(
+            session=session.id,
+            turn=number,
+            started_s=started - began,
+            status=status,
+            instance=instance,
+            prompt_tokens=reading.usage.prompt_tokens,
+            cached_tokens=reading.cached_tokens,
+            completion_tokens=reading.usage.completion_tokens,
+            ttft_s=ttft,
+            latency_s=time.monotonic() - started,
+            error=error,
+        )
+        if error is not None:
             return
-        messages.append(answer.message())
+        messages.append(reading.message())
 
 
 def _asks(turn: Turn, before: Mapping[str, Json]) -> list[dict[str, Json]]:
@@ -129,70 +146,3 @@ def _asks(turn: Turn, before: Mapping[str, Json]) -> list[dict[str, Json]]:
     if turn.compact or not calls:
         return [{"role": "user", "content": turn.text}]
     return [{"role": "tool", "tool_call_id": call["id"], "content": turn.text} for call in calls]
-
-
-class _Answer:
-    """A stream as it comes in."""
-
-    def __init__(self) -> None:
-        self.status: int | None = None
-        self.instance: str | None = None
-        self.error: str | None = None
-        self._ttft: float | None = None
-        self._usage: dict[str, Json] = {}
-        self._text: list[str] = []
-        self._calls: dict[int, dict[str, Json]] = {}
-        self._done = False
-
-    def read(self, line: bytes, now: float) -> None:
-        """One line of server-sent events. Raises ValueError for what is none."""
-        if not line.startswith(b"data:"):
-            return
-        data = line[5:].strip()
-        if data == b"[DONE]":
-            self._done = True
-            return
-        chunk = json.loads(data)
-        if "error" in chunk:
-            self.error = json.dumps(chunk["error"])[:500]
-            return
-        self._usage = chunk.get("usage") or self._usage
-        for choice in chunk.get("choices", ()):
-            if self._ttft is None:
-                self._ttft = now
-            delta = choice["delta"]
-            self._text.append(delta.get("content") or "")
-            for part in delta.get("tool_calls") or ():
-                call = self._calls.setdefault(
-                    part["index"], {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-                )
-                call["id"] += part.get("id") or ""
-                for key in ("name", "arguments"):
-                    call["function"][key] += part["function"].get(key) or ""
-
-    def message(self) -> dict[str, Json]:
-        """The assistant's message for the history."""
-        text = "".join(self._text)
-        message: dict[str, Json] = {"role": "assistant", "content": text or None}
-        if self._calls:
-            message["tool_calls"] = list(self._calls.values())
-        return message
-
-    def record(self, session: str, turn: int, started: float, latency: float) -> Record:
-        error = self.error
-        if error is None and not self._done:
-            error = "the stream ended before [DONE]"
-        details = self._usage.get("prompt_tokens_details") or {}
-        return Record(
-            session=session,
-            turn=turn,
-            started_s=started,
-            status=self.status,
-            instance=self.instance,
-            prompt_tokens=self._usage.get("prompt_tokens"),
-            cached_tokens=details.get("cached_tokens"),
-            completion_tokens=self._usage.get("completion_tokens"),
-            ttft_s=self._ttft,
-            latency_s=latency,
-            error=error,
-        )

@@ -106,7 +106,13 @@ class TerminalView:
                 _percent(row.hit_ratio),
                 _or_dash(row.index_blocks),
             )
-        decisions = Table(box=None, padding=(0, 2), title="latest decisions", title_justify="left", title_style="dim")
+        decisions = Table(
+            box=None,
+            padding=(0, 2),
+            title="decisions of the requests that ended last",
+            title_justify="left",
+            title_style="dim",
+        )
         for title in ("instance", "reason", "turn", "hit / prompt (KB)", "decided in (ms)"):
             decisions.add_column(title, justify="left" if title in ("instance", "reason") else "right")
         for one in reversed(snapshot.decisions):

@@ -6,13 +6,15 @@ Knows nothing of what they do.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
 import socket
 import subprocess
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 # Below the range from which Linux takes the ports of outgoing connections (32768 and up): a port that is given to a
@@ -48,6 +50,25 @@ def listens(port: int, host: str = "127.0.0.1") -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[None]:
+    """Ctrl-C waits until the block is done, so that no process is forgotten between its start and our knowing of it.
+
+    A handler and not a signal mask: a mask would be inherited by what is started within.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # Python interrupts its main thread only
+        return
+    waiting: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: waiting.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        if waiting:
+            signal.raise_signal(signal.SIGINT)
+
+
 class Child:
     """One program that can be started, killed and started again, always with the same arguments."""
 
@@ -71,7 +92,7 @@ class Child:
             ProcessFailed: there is no such program.
         """
         try:
-            with self.log.open("ab") as log:
+            with self.log.open("ab") as log, uninterrupted():
                 self._process = subprocess.Popen(  # noqa: S603 - our own command line
                     self.arguments, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
                 )
@@ -114,11 +135,15 @@ class Child:
         if self._process:
             self._process.wait()
 
+    def terminate(self) -> None:
+        """Ask it to end (SIGTERM) and do not wait."""
+        self._signal(signal.SIGTERM)
+
     def stop(self, grace: float = GRACE) -> int | None:
         """End it gracefully (SIGTERM), or after `grace` seconds at once. The exit status, None if it never ran."""
         if self._process is None:
             return None
-        self._signal(signal.SIGTERM)
+        self.terminate()
         try:
             return self._process.wait(grace)
         except subprocess.TimeoutExpired:

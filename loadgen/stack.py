@@ -12,13 +12,12 @@ import contextlib
 import importlib
 import json
 import shutil
-import signal
 import sys
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -26,7 +25,7 @@ from typing import Any
 from loadgen.chat import Json
 from loadgen.engine_server import MODEL_DIR
 from loadgen.envoy_config import HOST, EnvoySettings, render
-from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens
+from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens, uninterrupted
 
 MEMORY = "memory://"
 SETTLE = 0.2  # seconds in which Envoy's workers hear what its main thread already counts
@@ -169,7 +168,7 @@ class Stack:
         """
         try:
             # ext_proc looks for Redis, and Envoy judges the health of all others, when they start.
-            for wave in ([self.redis, *self.engines], [self.extproc], [self.envoy]):
+            for wave in ([self.redis], [self.extproc, *self.engines], [self.envoy]):
                 started = [child for child in wave if child]
                 for child in started:
                     child.start()
@@ -187,8 +186,10 @@ class Stack:
 
     def close(self) -> None:
         """End everything; what clients hold open ends with Envoy. A second Ctrl-C does not interrupt it."""
-        with _uninterrupted():
-            for child in reversed(self.children):
+        with uninterrupted():
+            for child in self.children:
+                child.terminate()
+            for child in self.children:
                 child.stop(grace=1.0)
             if self._temporary:
                 self._temporary.cleanup()
@@ -267,17 +268,6 @@ class Stack:
             return _get(f"{self.admin_url}/ready") is not None and listens(self._port)
 
         return Child("envoy", arguments, self.directory / "envoy.log", ready)
-
-
-@contextlib.contextmanager
-def _uninterrupted() -> Iterator[None]:
-    """Hold signals back that would leave processes behind."""
-    signals = {signal.SIGINT, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _endpoint(engine: Engine, *, events: bool) -> dict[str, Any]:

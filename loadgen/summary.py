@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadgen.client import Record
+
+WINDOW = 5.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,7 @@ class Summary:
     failed: int
     hit_ratio: float  # cached prompt tokens / prompt tokens
     stickiness: float  # follow-ups that returned to the instance of the request before
-    imbalance: float  # requests in flight: busiest instance / mean, over the time in which any were
+    imbalance: float  # requests in flight, busiest instance / mean, in windows of WINDOW seconds
     ttft_p50: float
     ttft_p90: float
     per_instance: Mapping[str, int]  # requests
@@ -59,18 +61,14 @@ def _stickiness(records: Sequence[Record]) -> float:
 
 
 def _imbalance(records: Sequence[Record], instances: int) -> float:
-    """Mean over time of (highest number in flight / mean number in flight), while any request is."""
-    changes: list[tuple[float, str | None, int]] = []
+    """Sum over windows of the busiest instance's load / sum of the mean loads; a load is seconds spent by requests.
+
+    Windows, rather than moments: with a handful of requests in flight, a moment is always uneven.
+    """
+    loads: dict[int, dict[str | None, float]] = defaultdict(lambda: defaultdict(float))
     for record in records:
-        changes.append((record.started_s, record.instance, 1))
-        changes.append((record.started_s + (record.latency_s or 0.0), record.instance, -1))
-    flying: Counter[str | None] = Counter()
-    busy = weighted = last = 0.0
-    for moment, instance, change in sorted(changes, key=lambda item: (item[0], item[2])):
-        total = flying.total()
-        if total:
-            busy += moment - last
-            weighted += (moment - last) * max(flying.values()) * instances / total
-        flying[instance] += change
-        last = moment
-    return weighted / busy if busy else math.nan
+        start, end = record.started_s, record.started_s + (record.latency_s or 0.0)
+        for window in range(int(start // WINDOW), int(end // WINDOW) + 1):
+            loads[window][record.instance] += min(end, (window + 1) * WINDOW) - max(start, window * WINDOW)
+    total = sum(sum(load.values()) for load in loads.values())
+    return sum(max(load.values()) for load in loads.values()) * instances / total if total else math.nan

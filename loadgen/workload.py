@@ -24,7 +24,7 @@ class Turn:
     """One request. `text` is the tool's output, or a user's words where the reply before called no tool."""
 
     text: str
-    think_s: float  # seconds between the reply before and this request
+    think_s: float  # seconds between the reply before and this request; 0 for the first
     max_tokens: int
     compact: bool = False  # the agent dropped its history: system prompt, a summary (`text`), and nothing else
 
@@ -58,7 +58,8 @@ def sessions(
         system_bytes: length of system prompt and tools together.
         seed: of everything random.
         turn_bytes: mean length of what a turn brings; from half to one and a half times that.
-        think_s: mean seconds between a reply and the next request, exponential, at most four times the mean.
+        think_s: mean seconds between a reply and the next request, exponential, at most four times the mean; all
+            sessions start at once.
         max_tokens: limit of each reply.
         compact_every: every so many turns an agent drops its history; None for never.
 
@@ -81,7 +82,7 @@ def sessions(
             steps.append(
                 Turn(
                     text=_text(own, round(turn_bytes * own.uniform(0.5, 1.5)), opening),
-                    think_s=min(own.expovariate(1 / think_s), 4 * think_s) if think_s else 0.0,
+                    think_s=min(own.expovariate(1 / think_s), 4 * think_s) if think_s and index else 0.0,
                     max_tokens=max_tokens,
                     compact=compact,
                 )

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from rich.console import Console
 
+from extproc.policies import registry
 from loadgen import client, workload
 from loadgen.commands import CommandError
 from loadgen.live import View, comparison, view
@@ -51,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--policy",
         default="smetric,round-robin",
         metavar="NAME[,NAME...]",
-        help="policies to run, in this order (%(default)s)",
+        help=f"policies to run, in this order (%(default)s), of {', '.join(registry.names())}",
     )
     parser.add_argument("--serve", action="store_true", help="start everything with the first policy and keep it up")
     parser.add_argument(
@@ -63,8 +64,10 @@ def run(args: argparse.Namespace) -> int:
     """Serve, or run every policy and compare."""
     console = Console(soft_wrap=True)
     policies = [name.strip() for name in args.policy.split(",") if name.strip()]
-    if not policies:
-        raise CommandError("--policy names no policy")
+    known = registry.names()
+    for name in policies or [args.policy]:
+        if name not in known:
+            raise CommandError(f"--policy {name}: there is no such policy, but {', '.join(known)}")
     try:
         if args.serve:
             return _serve(console, args, policies[0])

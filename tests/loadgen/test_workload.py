@@ -34,8 +34,10 @@ def test_turns_have_the_lengths_and_pauses_asked_for() -> None:
     turns = [turn for one in made for turn in one.turns]
     assert sum(len(turn.text) for turn in turns) / len(turns) == pytest.approx(2_000, rel=0.1)
     assert all(1_000 <= len(turn.text) <= 3_000 for turn in turns)
-    assert sum(turn.think_s for turn in turns) / len(turns) == pytest.approx(0.5, rel=0.2)
-    assert max(turn.think_s for turn in turns) <= 2.0
+    pauses = [turn.think_s for one in made for turn in one.turns[1:]]
+    assert sum(pauses) / len(pauses) == pytest.approx(0.5, rel=0.2)
+    assert max(pauses) <= 2.0
+    assert {one.turns[0].think_s for one in made} == {0.0}
     assert [[place for place, turn in enumerate(one.turns) if turn.compact] for one in made] == [[4, 8]] * 40
 
 
@@ -59,11 +61,18 @@ def record(instance: str, started: float, latency: float, session: str = "s", tu
 
 
 def test_imbalance_is_the_busiest_over_the_mean_in_time() -> None:
-    """Two seconds with one of two instances busy (2.0), then two seconds with both (1.0): 1.5 on average; idle time
-    does not count."""
-    records = [record("a", 0, 4), record("b", 2, 2), record("a", 100, 1), record("b", 100, 1)]
-    assert summarise(records[:2], ["a", "b"]).imbalance == pytest.approx(1.5)
-    assert summarise(records, ["a", "b"]).imbalance == pytest.approx((2 * 2 + 2 * 1 + 1 * 1) / 5)
+    """In windows of 5 s: one of two instances busy gives 2.0, both alike 1.0, and idle windows do not count."""
+    alone, both = record("a", 0, 4), [record("a", 100, 4), record("b", 101, 4)]
+    assert summarise([alone], ["a", "b"]).imbalance == pytest.approx(2.0)
+    assert summarise(both, ["a", "b"]).imbalance == pytest.approx(1.0)
+    assert summarise([alone, *both], ["a", "b"]).imbalance == pytest.approx((4 + 4) / (2 + 4))
+
+
+def test_imbalance_sees_windows_and_not_totals() -> None:
+    """Two instances that take turns at being busy are not balanced, though their totals are equal; a request counts in
+    every window that it spans."""
+    assert summarise([record("a", 0, 5), record("b", 5, 5)], ["a", "b"]).imbalance == pytest.approx(2.0)
+    assert summarise([record("a", 0, 10), record("b", 5, 5)], ["a", "b"]).imbalance == pytest.approx((5 + 5) / 7.5)
 
 
 def test_a_summary_counts_what_was_served() -> None:
