@@ -27,12 +27,13 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 DEFAULT_NAMESPACE = "smetric"
+DEFAULT_BUDGET_MS = 20
 
 CONNECT_S = 1.0  # TCP, TLS and authentication across zones take tens of milliseconds; a lost packet 0.2 s
 PROBE_S = 0.25  # between two looks whether Redis is back
 # Failing for so long without any success means that Redis is away. A shorter hiccup (a fork, a failover within a
 # proxy) costs the calls that it hits and no others: a decision without the index costs an engine a whole prefill.
-PATIENCE_S = 0.1
+PATIENCE_S = 0.25
 
 Client = Redis | RedisCluster
 Argument = bytes | str | int
@@ -44,10 +45,11 @@ class Address(NamedTuple):
     url: str  # as redis-py understands it
     namespace: str
     cluster: bool
+    budget_s: float  # after which a decision goes without the index
 
 
 def parse(url: str) -> Address:
-    """`redis[s]://[USER:PASSWORD@]HOST:PORT/DB[?namespace=NAME][&cluster=true]`.
+    """`redis[s]://[USER:PASSWORD@]HOST:PORT/DB[?namespace=NAME][&cluster=true][&budget_ms=20]`.
 
     Other options of the query are redis-py's (`ssl_ca_certs=PATH` ...). Raises ConfigError.
     """
@@ -57,7 +59,10 @@ def parse(url: str) -> Address:
     query = dict(parse_qsl(parts.query))
     namespace = query.pop("namespace", DEFAULT_NAMESPACE)
     cluster = query.pop("cluster", "false").lower() in {"true", "yes", "1"}
-    return Address(urlunsplit(parts._replace(query=urlencode(query))), namespace, cluster)
+    budget_ms = query.pop("budget_ms", str(DEFAULT_BUDGET_MS))
+    if not budget_ms.isdecimal() or not int(budget_ms):
+        raise ConfigError(f"index URL {_without_secrets(url)!r}: budget_ms={budget_ms} is not a number of milliseconds")
+    return Address(urlunsplit(parts._replace(query=urlencode(query))), namespace, cluster, int(budget_ms) / 1000)
 
 
 def connect(address: Address, connections: int) -> Client:

@@ -22,7 +22,6 @@ from redis.exceptions import RedisError
 from extproc.errors import IndexUnavailable
 from extproc.redis_link import (
     CONNECT_S,
-    DEFAULT_NAMESPACE,
     Argument,
     Client,
     Link,
@@ -147,7 +146,7 @@ class Leases:
     its writes (`IndexLost`).
     """
 
-    def __init__(self, client: Client, replica: str, *, namespace: str = DEFAULT_NAMESPACE) -> None:
+    def __init__(self, client: Client, replica: str, *, namespace: str) -> None:
         self._client = client
         self._link = Link(client, 1)
         self._replica = replica
@@ -237,7 +236,7 @@ class LoadExchange:
         loads: SharedLoads,
         pools: Sequence[str],
         *,
-        namespace: str = DEFAULT_NAMESPACE,
+        namespace: str,
     ) -> None:
         self._client = client
         self._link = Link(client, 1)

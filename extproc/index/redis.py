@@ -1,44 +1,34 @@
 """The index that routers share: in one Redis, or a Redis Cluster, one hash a pool and a few atomic scripts.
 
-It owns the client's side of what `pool.lua` describes: packing, batching, and who owns what was written. Whether Redis
-is there is `redis_link.py`'s to know, what the ids in its answers mean `directory.py`'s.
-
-Every write carries the owner that the writer takes itself for, and a number that only rises. So a write runs once
-however often it was sent; one that Redis reads late (it was stopped, another connection was faster) is ignored; and a
-writer whose entries are gone or another's hears `IndexLost` instead of building on them: after FLUSHALL, an eviction, a
-restart from an old snapshot, a failover that dropped acknowledged writes, a takeover by another follower.
+It owns the client's side of what `pool.lua` describes, and the sweeping. Whether Redis is there is `redis_link.py`'s to
+know, what the ids in its answers mean `directory.py`'s, and whether our writes are still there `writes.py`'s.
 """
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import secrets
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib import resources
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 from urllib.parse import quote
 
 from extproc.errors import IndexLost, IndexUnavailable
-from extproc.index import MAX_ADAPTERS, Change
+from extproc.index import Change
 from extproc.index.directory import Directory, holder_of, instance_of
+from extproc.index.writes import Author, Writes, pack
 from extproc.model import EventReport, Knowledge
-from extproc.redis_link import DEFAULT_NAMESPACE, Argument, Client, Link, Script, connect, parse
+from extproc.redis_link import Argument, Client, Link, Script, connect, parse
 
 _T = TypeVar("_T")
 
 # Part of every key's name. Routers of another layout ignore our keys, and theirs free themselves (RETENTION_S).
 SCHEMA = 1
 
-MATCH_BUDGET_S = 0.020  # a decision goes without the index after it
-CALL_BUDGET_S = 1.0  # any other call: a round of writes, a report, a question of an operator
+CALL_BUDGET_S = 1.0  # of any call but a match: a round of writes, a report, a question of an operator
 SLOTS = 4  # calls at a time for reading, and as many for writing, so that neither waits for the other
-
-KEYS_A_CALL = 512  # about half a millisecond of Redis, in which nothing else is served
-CALLS_A_ROUND = 64  # pipelined, under one budget
 
 # A holder that nobody wrote or reported for so long has left, and a pool likewise; its entries go.
 RETENTION_S = 3600
@@ -60,57 +50,33 @@ _ENTRY = struct.Struct(">16sddd")  # owner, newest write applied, blocks held, h
 _STAMP = struct.Struct(">d")
 
 
-class _Piece(NamedTuple):
-    """A part of a change that is small enough for one call."""
-
-    instance: str
-    holder: bytes
-    forget: bool
-    remove: Sequence[int]
-    add: Sequence[int]
-    adapters: Sequence[str]
-
-
-class _Possession(NamedTuple):
-    """What a holder's entry in Redis must say for our writes to it to be still there."""
-
-    owner: bytes
-    acknowledged: int  # number of the newest write that Redis confirmed
-
-
-_NOTHING = _Possession(b"", 0)
-
-
 class RedisIndex:
     """The `Index` of `redis://`. Several routers use one; each makes its own client."""
 
-    def __init__(
-        self, client: Client, *, namespace: str = DEFAULT_NAMESPACE, match_budget_s: float = MATCH_BUDGET_S
-    ) -> None:
+    def __init__(self, client: Client, *, namespace: str, match_budget_s: float) -> None:
         self._client = client
         self._namespace = namespace
         self._match_budget_s = match_budget_s
         self._reads = Link(client, SLOTS)
         self._writes = Link(client, SLOTS)
         self._directories: dict[str, Directory] = defaultdict(Directory)
-        self._me = secrets.token_bytes(8)
-        self._numbers = itertools.count(1)
-        self._possessions: dict[tuple[str, bytes], _Possession] = {}
-        self._written: set[str] = set()  # pools to sweep
+        self._author = Author()
+        self._pools: dict[str, Writes] = {}  # those that this process writes to, and so sweeps
         self._sweeper: asyncio.Task[None] | None = None
 
     @classmethod
-    def from_url(cls, url: str, *, match_budget_s: float = MATCH_BUDGET_S) -> RedisIndex:
+    def from_url(cls, url: str) -> RedisIndex:
         """See `redis_link.parse`. Raises ConfigError."""
         address = parse(url)
-        return cls(connect(address, 2 * SLOTS), namespace=address.namespace, match_budget_s=match_budget_s)
+        client = connect(address, 2 * SLOTS)
+        return cls(client, namespace=address.namespace, match_budget_s=address.budget_s)
 
     async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
         """See `Index`. One round trip, whatever the number of instances."""
         if not chain:
             return {}
         directory = self._directories[pool]
-        arguments: list[Argument] = [*self._keys(pool), _pack(chain), directory.epoch, directory.newest]
+        arguments: list[Argument] = [*self._keys(pool), pack(chain), directory.epoch, directory.newest]
 
         async def call(client: Client) -> Mapping[str, int]:
             return directory.read(await _MATCH.run(client, arguments))
@@ -122,15 +88,10 @@ class RedisIndex:
         pools: dict[str, list[Change]] = defaultdict(list)
         for change in changes:
             pools[change.pool].append(change)
-        lost: dict[str, set[str]] = defaultdict(set)
-        for pool, its_changes in pools.items():
-            self._sweep_later(pool)
-            pieces = _pieces(its_changes)
-            while some := list(itertools.islice(pieces, CALLS_A_ROUND)):
-                await self._write(pool, some, lost[pool])
+        lost = {pool: await self._writes_to(pool).apply(its_changes) for pool, its_changes in pools.items()}
         for pool, instances in lost.items():
             if instances:
-                raise IndexLost(pool, frozenset(instances))
+                raise IndexLost(pool, instances)
 
     def adapters(self, pool: str) -> frozenset[str]:
         """See `Index`. As of the last match, or question of an operator, that went through this client."""
@@ -149,10 +110,10 @@ class RedisIndex:
 
     async def report(self, pool: str, reports: Mapping[str, EventReport]) -> None:
         """See `Index`."""
-        self._sweep_later(pool)
-        arguments: list[Argument] = [*self._keys(pool), RETENTION_S * 1000, self._owner(next(self._numbers))]
+        writes = self._writes_to(pool)
+        arguments: list[Argument] = [*self._keys(pool), RETENTION_S * 1000, self._author.owner(self._author.next())]
         for instance, report in reports.items():
-            possession = self._possessions.get((pool, holder_of(instance, "")), _NOTHING)
+            possession = writes.possession(holder_of(instance, ""))
             arguments += (instance, *possession, f"{report.state.value} {report.sequence} {report.lag_s}")
         lost = await self._writes.run("report", CALL_BUDGET_S, lambda client: _REPORT.run(client, arguments))
         if lost:
@@ -177,40 +138,12 @@ class RedisIndex:
             self._sweeper.cancel()
             with suppress(asyncio.CancelledError):
                 await self._sweeper
+        for writes in self._pools.values():
+            await writes.close()
         for link in (self._reads, self._writes):
             await link.close()
         with suppress(Exception):  # the connections are given up in any case
             await self._client.aclose()
-
-    async def _write(self, pool: str, pieces: Sequence[_Piece], lost: set[str]) -> None:
-        """Write in one round trip; brings `lost` up to date."""
-        calls: list[Sequence[Argument]] = []
-        after: dict[bytes, _Possession] = {}
-        confirmed: list[_Possession] = []
-        for piece in pieces:
-            number = next(self._numbers)
-            before = after.get(piece.holder) or self._possessions.get((pool, piece.holder), _NOTHING)
-            takes = piece.forget or before is _NOTHING
-            after[piece.holder] = _Possession(self._owner(number) if takes else before.owner, number)
-            confirmed.append(after[piece.holder])
-            who: list[Argument] = [piece.holder, *before, number, self._owner(number), int(piece.forget)]
-            what: list[Argument] = [
-                _pack(piece.remove),
-                _pack(piece.add),
-                RETENTION_S * 1000,
-                MAX_ADAPTERS,
-                *piece.adapters,
-            ]
-            calls.append((*self._keys(pool), *who, *what))
-        answers = await self._writes.run("apply", CALL_BUDGET_S, lambda client: _APPLY.run_all(client, calls))
-        for piece, possession, answer in zip(pieces, confirmed, answers, strict=True):
-            if answer < 0:
-                lost.add(piece.instance)
-                continue
-            self._possessions[pool, piece.holder] = possession
-            self._directories[pool].learn_adapters(piece.adapters)
-            if piece.forget:
-                lost.discard(piece.instance)
 
     async def _read(self, name: str, pool: str, of: Callable[[int, Sequence[bytes]], _T]) -> _T:
         directory = self._directories[pool]
@@ -227,48 +160,36 @@ class RedisIndex:
         prefix = f"{self._namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}"
         return (f"{prefix}:blocks", f"{prefix}:holders", f"{prefix}:adapters", f"{prefix}:state")
 
-    def _owner(self, number: int) -> bytes:
-        return self._me + number.to_bytes(8, "big")
-
-    def _sweep_later(self, pool: str) -> None:
-        self._written.add(pool)
+    def _writes_to(self, pool: str) -> Writes:
         if self._sweeper is None:
             self._sweeper = asyncio.get_running_loop().create_task(self._sweep())
+        if pool not in self._pools:
+            self._pools[pool] = Writes(
+                self._writes,
+                _APPLY,
+                self._author,
+                self._keys(pool),
+                budget_s=CALL_BUDGET_S,
+                retention_s=RETENTION_S,
+                announced=self._directories[pool].learn_adapters,
+            )
+        return self._pools[pool]
 
     async def _sweep(self) -> None:
         """Writers sweep what they leave behind: one of all routers at a time, in small steps."""
         while True:
             await asyncio.sleep(SWEEP_EVERY_S)
-            for pool in tuple(self._written):
+            for pool in tuple(self._pools):
                 with suppress(IndexUnavailable):
                     await self._sweep_round(pool)
 
     async def _sweep_round(self, pool: str) -> None:
         lease_ms, retention_ms = int(SWEEP_LEASE_S * 1000), RETENTION_S * 1000
-        step: list[Argument] = [*self._keys(pool), self._me, lease_ms, retention_ms, SWEEP_FIELDS]
+        step: list[Argument] = [*self._keys(pool), self._author.name, lease_ms, retention_ms, SWEEP_FIELDS]
         more = 1
         while more:
             more = await self._writes.run("sweep", CALL_BUDGET_S, lambda client: _SWEEP.run(client, step))
             await asyncio.sleep(SWEEP_PAUSE_S)
-
-
-def _pieces(changes: Iterable[Change]) -> Iterator[_Piece]:
-    for change in changes:
-        if not (change.forget or change.remove or change.add or change.adapters):
-            continue
-        remove, add = list(dict.fromkeys(change.remove)), list(dict.fromkeys(change.add))
-        parts = [(remove, add)]
-        if len(remove) + len(add) > KEYS_A_CALL:
-            parts = [(remove[i : i + KEYS_A_CALL], []) for i in range(0, len(remove), KEYS_A_CALL)]
-            parts += [([], add[i : i + KEYS_A_CALL]) for i in range(0, len(add), KEYS_A_CALL)]
-        holder = holder_of(change.instance, change.writer)
-        yield _Piece(change.instance, holder, change.forget, *parts[0], change.adapters)
-        for part in parts[1:]:
-            yield _Piece(change.instance, holder, False, *part, ())
-
-
-def _pack(keys: Sequence[int]) -> bytes:
-    return struct.pack(f"<{len(keys)}Q", *keys)
 
 
 def _named(prefix: bytes, state: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

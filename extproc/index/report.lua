@@ -12,7 +12,8 @@ for i = 3, #ARGV, 4 do
   if entry then
     present, applied, held = struct.unpack('>c16dd', entry)
   end
-  if owner ~= '' and (present ~= owner or applied < acknowledged) then
+  -- Another number of the same process is a possession that it took meanwhile.
+  if owner ~= '' and (not entry or sub(present, 1, 8) ~= sub(owner, 1, 8) or applied < acknowledged) then
     lost[#lost + 1] = instance
   else
     call('HSET', STATE, 'r:' .. instance, struct.pack('>d', now) .. report)

@@ -33,6 +33,7 @@ def open_empty(backend_url: str) -> Callable[[], Index]:
 
     def open_() -> Index:
         separator = "&" if "?" in backend_url else "?"
-        return open_index(f"{backend_url}{separator}namespace={uuid.uuid4().hex}")
+        # The budget is for production: the machine that runs the tests may be busy with others.
+        return open_index(f"{backend_url}{separator}namespace={uuid.uuid4().hex}&budget_ms=5000")
 
     return open_

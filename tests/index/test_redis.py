@@ -27,11 +27,11 @@ Opener = Callable[[], RedisIndex]
 @pytest.fixture
 async def open_another(redis_of_each_version: RedisServer) -> AsyncIterator[Opener]:
     """Opens one more client of the same, at first empty, namespace: another router."""
-    url = f"{redis_of_each_version.url}?namespace={uuid.uuid4().hex}"
+    url = f"{redis_of_each_version.url}?namespace={uuid.uuid4().hex}&budget_ms=5000"
     opened: list[RedisIndex] = []
 
     def open_() -> RedisIndex:
-        opened.append(RedisIndex.from_url(url, match_budget_s=1.0))
+        opened.append(RedisIndex.from_url(url))
         return opened[-1]
 
     yield open_
@@ -148,6 +148,49 @@ async def test_lost_data_is_noticed_and_written_again(index: RedisIndex, key: st
     assert await index.match("pool", CHAIN) == {"a": 1600, "b": 7}
 
 
+async def test_a_report_beside_a_fresh_start_is_no_loss(index: RedisIndex) -> None:
+    """A writer may begin anew while another of its tasks reports: nothing was lost."""
+    for _ in range(50):
+        await asyncio.gather(
+            index.apply([Change("pool", "a", forget=True, add=CHAIN[:5])]), index.report("pool", {"a": EXACT})
+        )
+
+
+async def test_small_writes_travel_together(index: RedisIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What many followers write while a round trip is under way makes one more, each hearing of its own loss only."""
+    await index.apply([Change("pool", f"i{n}", forget=True, add=CHAIN[:1]) for n in range(50)])
+    await raw(index, "ZREM", keys_of(index)["holders"], "i7")
+    rounds: list[int] = []
+    run_all = Script.run_all
+
+    async def counted(script: Script, client: Client, calls: Sequence[Any]) -> list[Any]:
+        rounds.append(len(calls))
+        return await run_all(script, client, calls)
+
+    monkeypatch.setattr(Script, "run_all", counted)
+    writes = [index.apply([Change("pool", f"i{n}", add=CHAIN[1:3])]) for n in range(50)]
+    outcomes = await asyncio.gather(*writes, return_exceptions=True)
+    assert [n for n, outcome in enumerate(outcomes) if isinstance(outcome, IndexLost)] == [7]
+    assert [n for n, outcome in enumerate(outcomes) if outcome is not None] == [7]
+    assert sum(rounds) == 50
+    assert len(rounds) <= 2
+    assert await index.match("pool", CHAIN) == {f"i{n}": 3 for n in range(50) if n != 7}
+
+
+async def test_a_writer_that_gives_up_waiting(index: RedisIndex) -> None:
+    """A cancelled write holds up no other, and what the same writer writes next comes after it."""
+    await index.apply([Change("pool", "a", forget=True, add=CHAIN[:5])])
+    for steps in range(12):
+        given_up = asyncio.create_task(index.apply([Change("pool", "a", add=CHAIN[5:1600])]))
+        other = asyncio.create_task(index.apply([Change("pool", "b", add=CHAIN)]))
+        for _ in range(steps):
+            await asyncio.sleep(0)
+        given_up.cancel()
+        await index.apply([Change("pool", "a", forget=True, add=CHAIN[:5])])
+        await other
+        assert await index.match("pool", CHAIN) == {"a": 5, "b": 1600}
+
+
 async def test_an_older_snapshot_is_noticed(index: RedisIndex) -> None:
     """Redis came back from a snapshot that lacks acknowledged writes: the writer hears of it."""
     await index.apply([Change("pool", "a", forget=True, add=CHAIN[:5])])
@@ -258,9 +301,9 @@ async def test_one_router_sweeps_at_a_time(open_another: Opener) -> None:
     first, second = open_another(), open_another()
     await first.apply([Change("pool", "a", forget=True, add=CHAIN)])
     await first.apply([Change("pool", "a", forget=True)])
-    step = [*first._keys("pool"), first._me, 60_000, module.RETENTION_S * 1000, 50]
+    step = [*first._keys("pool"), first._author.name, 60_000, module.RETENTION_S * 1000, 50]
     assert await module._SWEEP.run(first._client, step) == 1
-    step[4] = second._me
+    step[4] = second._author.name
     assert await module._SWEEP.run(second._client, step) == 0
     await second._sweep_round("pool")
     assert await raw(first, "HLEN", keys_of(first)["blocks"]) > 1400
@@ -272,7 +315,7 @@ async def test_matches_stay_right_while_sweeping(index: RedisIndex) -> None:
     """Between two steps, a value may still name the dead where its neighbour no longer does; no answer shows it."""
     await index.apply([Change("pool", "gone", add=CHAIN), Change("pool", "stays", add=CHAIN[:777])])
     await index.apply([Change("pool", "gone", forget=True), Change("pool", "new", add=CHAIN[:1200])])
-    step = [*index._keys("pool"), index._me, 60_000, module.RETENTION_S * 1000, 50]
+    step = [*index._keys("pool"), index._author.name, 60_000, module.RETENTION_S * 1000, 50]
     steps = 0
     more = 1
     while more:
@@ -337,7 +380,15 @@ async def test_id_numbers_run_out(index: RedisIndex) -> None:
 
 @pytest.mark.parametrize(
     "url",
-    ["", "127.0.0.1:6379", "http://127.0.0.1", "redis://h:port/0", "redis://h/0?nonsense=1", "redis://h/zero"],
+    [
+        "",
+        "127.0.0.1:6379",
+        "http://127.0.0.1",
+        "redis://h:port/0",
+        "redis://h/0?nonsense=1",
+        "redis://h/0?budget_ms=x",
+        "redis://h/zero",
+    ],
 )
 def test_a_wrong_url_is_a_configuration_error(url: str) -> None:
     """A URL that names no index, or options that the client does not know, is reported before anything starts."""

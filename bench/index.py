@@ -1,0 +1,142 @@
+"""Time of a match, rate of writes and size of an entry, in memory and in Redis: `python -m bench.index`.
+
+Pools of 32, 256 and 1,024 instances hold 490,000 prompt blocks between them. All instances share a system prompt of 160
+blocks (40 KB), and one follow-up of 1,600 blocks (400 KB) is matched: one instance has all of it, one has half. Times
+are medians; compare figures of one run, because the machine is shared. Redis is started for this on a free port.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import random
+import statistics
+import time
+import tracemalloc
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from extproc.index import Change, Index
+from extproc.index.memory import MemoryIndex
+from extproc.index.redis import RedisIndex
+from tests.redis_server import BINARIES, RedisServer, redis_server
+
+ENTRIES = 490_000
+SHARED = 160
+PROMPT = 1600
+SIZES = (32, 256, 1024)
+MATCHES = 2000
+EVENT_KEYS = 2  # prompt blocks of one event: a step of chunked prefill stores hundreds, one of decoding less than one
+BULK_KEYS = 512
+ENGINE_BLOCKS = 4  # of 16 tokens, in a prompt block of 256 bytes
+
+random_ = random.Random(1)
+
+
+def keys(count: int) -> list[int]:
+    return [random_.getrandbits(64) for _ in range(count)]
+
+
+def name(number: int) -> str:
+    return f"10.0.{number // 250}.{number % 250}:8000"
+
+
+async def fill(index: Index, instances: int) -> tuple[list[int], float]:
+    """The prompt to match, and keys written a second."""
+    shared = keys(SHARED)
+    own = [keys(ENTRIES // instances) for _ in range(instances)]
+    started = time.perf_counter()
+    for number in range(instances):
+        for start in range(0, len(own[number]), BULK_KEYS):
+            await index.apply([Change("pool", name(number), add=own[number][start : start + BULK_KEYS])])
+    rate = instances * len(own[0]) / (time.perf_counter() - started)
+    await index.apply([Change("pool", name(number), add=shared) for number in range(instances)])
+    chain = shared + keys(PROMPT - SHARED)
+    await index.apply([Change("pool", name(0), add=chain), Change("pool", name(1), add=chain[: PROMPT // 2])])
+    return chain, rate
+
+
+async def median_us(call: Callable[[], Coroutine[Any, Any, Any]]) -> float:
+    times = []
+    for _ in range(MATCHES):
+        started = time.perf_counter()
+        await call()
+        times.append(time.perf_counter() - started)
+    return statistics.median(times) * 1e6
+
+
+async def events(index: Index) -> float:
+    """Keys a second when 32 followers write small events one after the other, each its own."""
+    per_follower = 400
+
+    async def follow(number: int) -> None:
+        for _ in range(per_follower):
+            await index.apply([Change("events", name(number), add=keys(EVENT_KEYS))])
+
+    started = time.perf_counter()
+    await asyncio.gather(*(follow(number) for number in range(32)))
+    return 32 * per_follower * EVENT_KEYS / (time.perf_counter() - started)
+
+
+async def forget_us(index: Index) -> float:
+    """Time to forget an instance that holds the most."""
+    started = time.perf_counter()
+    await index.apply([Change("pool", name(0), forget=True)])
+    return (time.perf_counter() - started) * 1e6
+
+
+async def measure(label: str, make: Callable[[], Index], bytes_an_entry: Callable[[], float] | None) -> None:
+    first = 0.0
+    for instances in SIZES:
+        index = make()
+        chain, rate = await fill(index, instances)
+        await index.match("pool", chain)
+        match = await median_us(lambda index=index, chain=chain: index.match("pool", chain))  # type: ignore[misc]
+        first = first or match
+        size = f"{bytes_an_entry():5.1f}" if bytes_an_entry else "    -"
+        small, forget = await events(index), await forget_us(index)
+        print(
+            f"{label:10} {instances:9} {match:10.1f} {match / first:8.2f} {rate:12,.0f} {small:12,.0f} "
+            f"{small * ENGINE_BLOCKS:12,.0f} {forget:10.0f} {size:>9}"
+        )
+        await index.close()
+
+
+async def memory() -> None:
+    tracemalloc.start()
+    index = MemoryIndex()
+    held = keys(ENTRIES)
+    gc.collect()
+    before = tracemalloc.get_traced_memory()[0]
+    await index.apply([Change("pool", name(0), add=held)])
+    size = (tracemalloc.get_traced_memory()[0] - before) / ENTRIES
+    tracemalloc.stop()
+    await measure("memory", MemoryIndex, lambda: size)
+
+
+def redis(label: str, server: RedisServer) -> None:
+    def make() -> Index:
+        server.send("FLUSHALL")
+        return RedisIndex.from_url(f"{server.url}?budget_ms=5000")
+
+    def size() -> float:
+        blocks = "smetric:1:{pool}:blocks"
+        used = int(server.send("MEMORY", "USAGE", blocks, "SAMPLES", "0")[1:])
+        return used / int(server.send("HLEN", blocks)[1:])
+
+    asyncio.run(measure(label, make, size))
+
+
+def main() -> None:
+    print(
+        f"{'backend':10} {'instances':>9} {'match us':>10} {'to first':>8} {'bulk keys/s':>12} {'small keys/s':>12} "
+        f"{'engine bl./s':>12} {'forget us':>10} {'bytes/key':>9}"
+    )
+    asyncio.run(memory())
+    for label, binary in BINARIES.items():
+        with redis_server(binary) as server:
+            redis(label, server)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,192 @@
+"""Writes of one router to one pool in Redis: in few round trips, each once, and never on top of what is lost.
+
+Followers write small changes by the thousand, each waiting for its own. While one round trip is under way, what they
+ask for meanwhile is collected and makes the next.
+
+Every write carries the owner that its writer takes itself for, and a number that only rises (`apply.lua`). So a write
+runs once however often it was sent; one that Redis reads late (it was stopped, another connection was faster) is
+ignored; and a writer whose entries are gone or another's hears of it instead of building on them: after FLUSHALL, an
+eviction, a restart from an old snapshot, a failover that dropped acknowledged writes, a takeover by another follower.
+"""
+# ruff: noqa: TID251 - an edge: its callers wait for one another
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import secrets
+import struct
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from extproc.errors import IndexUnavailable
+from extproc.index import MAX_ADAPTERS, Change
+from extproc.index.directory import holder_of
+from extproc.redis_link import Argument, Client, Link, Script
+
+KEYS_A_CALL = 512  # about half a millisecond of Redis, in which nothing else is served
+CALLS_A_ROUND = 64  # pipelined, under one budget
+
+
+class Author:
+    """One process as an owner of what it wrote."""
+
+    def __init__(self) -> None:
+        self.name = secrets.token_bytes(8)
+        self._numbers = itertools.count(1)
+
+    def next(self) -> int:
+        """The number of the next write."""
+        return next(self._numbers)
+
+    def owner(self, number: int) -> bytes:
+        """What this process is called in what it took possession of with this write."""
+        return self.name + number.to_bytes(8, "big")
+
+
+class Possession(NamedTuple):
+    """What Redis must say of a holder for our writes to it to be still there."""
+
+    owner: bytes
+    acknowledged: int  # number of the newest write that Redis confirmed
+
+
+NOTHING = Possession(b"", 0)
+
+
+class _Piece(NamedTuple):
+    """A part of a change that is small enough for one call."""
+
+    instance: str
+    holder: bytes
+    forget: bool
+    remove: Sequence[int]
+    add: Sequence[int]
+    adapters: Sequence[str]
+
+
+class _Waiting(NamedTuple):
+    pieces: Sequence[_Piece]
+    lost: asyncio.Future[frozenset[str]]
+
+
+class Writes:
+    """The writes to one pool. `keys` are the pool's; `announced` hears of adapters that were written."""
+
+    def __init__(
+        self,
+        link: Link,
+        script: Script,
+        author: Author,
+        keys: Sequence[str],
+        *,
+        budget_s: float,
+        retention_s: float,
+        announced: Callable[[Sequence[str]], None],
+    ) -> None:
+        self._link = link
+        self._script = script
+        self._author = author
+        self._keys = keys
+        self._budget_s = budget_s
+        self._retention_ms = int(retention_s * 1000)
+        self._announced = announced
+        self._possessions: dict[bytes, Possession] = {}
+        self._waiting: deque[_Waiting] = deque()
+        self._task: asyncio.Task[None] | None = None
+
+    def possession(self, holder: bytes) -> Possession:
+        """Ours of a holder; NOTHING where we never wrote."""
+        return self._possessions.get(holder, NOTHING)
+
+    async def apply(self, changes: Iterable[Change]) -> frozenset[str]:
+        """Write in order, after all that was asked for before; returns the instances whose writes were refused.
+
+        Raises IndexUnavailable after the budgets of two round trips at most for each CALLS_A_ROUND calls.
+        """
+        pieces, lost = _pieces(changes), frozenset[str]()
+        while some := list(itertools.islice(pieces, CALLS_A_ROUND)):
+            waiting = _Waiting(some, asyncio.get_running_loop().create_future())
+            self._waiting.append(waiting)
+            if self._task is None or self._task.done():
+                self._task = asyncio.get_running_loop().create_task(self._write_all())
+            lost = (lost - {piece.instance for piece in some if piece.forget}) | await waiting.lost
+        return lost
+
+    async def close(self) -> None:
+        """Let what is under way come to its end."""
+        if self._task is not None:
+            await self._task
+
+    async def _write_all(self) -> None:
+        while self._waiting:
+            batch = [self._waiting.popleft()]
+            size = len(batch[0].pieces)
+            while self._waiting and size + len(self._waiting[0].pieces) <= CALLS_A_ROUND:
+                batch.append(self._waiting.popleft())
+                size += len(batch[-1].pieces)
+            try:
+                lost = await self._link.run("apply", self._budget_s, partial(self._write, batch))
+            except IndexUnavailable as error:
+                for waiting in (*batch, *self._waiting):
+                    if not waiting.lost.done():
+                        waiting.lost.set_exception(IndexUnavailable(*error.args))
+                self._waiting.clear()
+                continue
+            for waiting, instances in zip(batch, lost, strict=True):
+                if not waiting.lost.done():  # its writer may have given up waiting
+                    waiting.lost.set_result(instances)
+
+    async def _write(self, batch: Sequence[_Waiting], client: Client) -> list[frozenset[str]]:
+        """One round trip; what each of the batch lost."""
+        pieces = [piece for waiting in batch for piece in waiting.pieces]
+        after: list[Possession] = []
+        newest: dict[bytes, Possession] = {}
+        calls: list[Sequence[Argument]] = []
+        for piece in pieces:
+            number = self._author.next()
+            before = newest.get(piece.holder) or self.possession(piece.holder)
+            takes = piece.forget or before is NOTHING
+            possession = Possession(self._author.owner(number) if takes else before.owner, number)
+            newest[piece.holder] = possession
+            after.append(possession)
+            who: list[Argument] = [piece.holder, *before, number, self._author.owner(number), int(piece.forget)]
+            what: list[Argument] = [pack(piece.remove), pack(piece.add), self._retention_ms, MAX_ADAPTERS]
+            calls.append((*self._keys, *who, *what, *piece.adapters))
+        answers = await self._script.run_all(client, calls)
+        outcomes = iter(zip(pieces, after, answers, strict=True))
+        return [self._confirm(itertools.islice(outcomes, len(waiting.pieces))) for waiting in batch]
+
+    def _confirm(self, outcomes: Iterable[tuple[_Piece, Possession, int]]) -> frozenset[str]:
+        lost: set[str] = set()
+        for piece, possession, answer in outcomes:
+            if answer < 0:
+                lost.add(piece.instance)
+                continue
+            self._possessions[piece.holder] = possession
+            self._announced(piece.adapters)
+            if piece.forget:
+                lost.discard(piece.instance)
+        return frozenset(lost)
+
+
+def pack(keys: Sequence[int]) -> bytes:
+    """Keys as the scripts read them: 8 bytes each."""
+    return struct.pack(f"<{len(keys)}Q", *keys)
+
+
+def _pieces(changes: Iterable[Change]) -> Iterator[_Piece]:
+    for change in changes:
+        if not (change.forget or change.remove or change.add or change.adapters):
+            continue
+        remove, add = list(dict.fromkeys(change.remove)), list(dict.fromkeys(change.add))
+        parts = [(remove, add)]
+        if len(remove) + len(add) > KEYS_A_CALL:
+            parts = [(remove[i : i + KEYS_A_CALL], []) for i in range(0, len(remove), KEYS_A_CALL)]
+            parts += [([], add[i : i + KEYS_A_CALL]) for i in range(0, len(add), KEYS_A_CALL)]
+        holder = holder_of(change.instance, change.writer)
+        yield _Piece(change.instance, holder, change.forget, *parts[0], change.adapters)
+        for part in parts[1:]:
+            yield _Piece(change.instance, holder, False, *part, ())
