@@ -73,6 +73,11 @@ class Groups:
         (self.whole if needed is None else self.looking).append(group)
         return group
 
+    def clear(self) -> None:
+        """The engine has dropped all blocks; its groups stay what they are."""
+        for group in self._others.values():
+            group.copies.clear()
+
     def hold(self, block: int) -> bool:
         """Whether all groups besides the trunk that keep whole prompts hold a block."""
         return all(block in group.copies for group in self.whole)

@@ -73,9 +73,13 @@ class Mirror:
         return self._adapters.keys()
 
     def forget(self) -> None:
-        """Hold nothing: the cache was cleared, or what is known of it is true no more."""
-        self._forest = Forest(self._size)
+        """Hold nothing: what is known of the engine may be true no more."""
         self._groups = Groups()
+        self._clear()
+
+    def _clear(self) -> None:
+        self._forest = Forest(self._size)
+        self._groups.clear()
         self._held: dict[int, int] = {}  # keys, with the number of usable engine blocks that complete them
         self._touched: dict[int, bool] = {}  # keys counted since the last drain: whether they were held before
         self._unsettled: dict[Run, None] = {}  # whose claim may change, where a group looks back
@@ -89,7 +93,7 @@ class Mirror:
         (`too_many_blocks`, `too_many_groups`). The mirror must then `forget`.
         """
         if isinstance(event, Cleared):
-            self.forget()
+            self._clear()
         elif event.tier is not Tier.GPU:
             return
         elif isinstance(event, Stored):

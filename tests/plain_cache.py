@@ -1,0 +1,99 @@
+"""An engine's cache as plainly as it can be said, to hold the mirror against. Slow, and obviously right."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from extproc import blocks
+from extproc.engines import Cleared, Event, Removed, Stored, Tier
+
+POOL = "pool"
+SIZE = 8  # bytes of a prompt block
+
+
+class Text:
+    """A vocabulary of few tokens whose texts have other lengths, two of them the same."""
+
+    TEXTS: Mapping[int, bytes] = {0: b"", 1: b"a", 2: b"bc", 3: b"bc", 4: b"defg", 5: b"hijklmnop"}
+
+    def decode(self, token_ids: Sequence[int]) -> bytes:
+        return b"".join(self.TEXTS[token] for token in token_ids)
+
+
+@dataclass
+class PlainCache:
+    """`lookbacks`: blocks that each group needs before a boundary, None for all; group 0 shapes the tree."""
+
+    lookbacks: Mapping[int, int | None] = field(default_factory=lambda: {0: None})
+
+    def __post_init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        self.parents: dict[int, int | None] = {}
+        self.texts: dict[int, bytes] = {}
+        self.copies: dict[int, Counter[int]] = {group: Counter() for group in self.lookbacks}
+
+    def apply(self, event: Event) -> None:
+        if isinstance(event, Cleared):
+            self.clear()
+        elif event.tier is not Tier.GPU:
+            return
+        elif isinstance(event, Removed):
+            for block in event.hashes:
+                self.copies[event.group] -= Counter([block])
+            self._drop_what_nothing_hangs_on()
+        elif event.group == 0:
+            self._store(event)
+        else:
+            self.copies[event.group] += Counter(event.hashes)
+
+    def _store(self, event: Stored) -> None:
+        if event.parent is not None and event.parent not in self.parents:
+            return
+        parent = event.parent
+        root = str(blocks.root(POOL, event.adapter, event.salt)).encode()
+        for place, block in enumerate(event.hashes):
+            tokens = event.tokens[place * event.block_size : (place + 1) * event.block_size]
+            if block not in self.parents:
+                self.parents[block] = parent
+                self.texts[block] = (root + b"|" if parent is None else self.texts[parent]) + Text().decode(tokens)
+            self.copies[0][block] += 1
+            parent = block
+
+    def _drop_what_nothing_hangs_on(self) -> None:
+        kept = {ancestor for block in +self.copies[0] for ancestor in self.path(block)}
+        self.parents = {block: parent for block, parent in self.parents.items() if block in kept}
+        self.texts = {block: text for block, text in self.texts.items() if block in kept}
+
+    def path(self, block: int) -> list[int]:
+        """The blocks of the prompt that ends with this one."""
+        path: list[int] = []
+        parent: int | None = block
+        while parent is not None:
+            path.insert(0, parent)
+            parent = self.parents[parent]
+        return path
+
+    def is_usable(self, block: int) -> bool:
+        """Whether every group can go on behind this block."""
+        path = self.path(block)
+        return all(
+            all(self.copies[group][needed] > 0 for needed in (path if lookback is None else path[-lookback:]))
+            for group, lookback in self.lookbacks.items()
+        )
+
+    def chains(self) -> list[list[int]]:
+        """The keys of every prompt that is usable as a whole."""
+        chains = []
+        for block in self.parents:
+            if self.is_usable(block):
+                root, _, text = self.texts[block].partition(b"|")
+                chains.append(blocks.extend(text, int(root), SIZE))
+        return chains
+
+    def keys(self) -> set[int]:
+        """All keys of usable prompts: shorter prefixes count too, as an index that bisects would have them."""
+        return {key for chain in self.chains() for key in chain}
