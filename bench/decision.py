@@ -21,9 +21,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import grpc
-import yaml
 from chat import body
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
+
+from loadgen.engine_server import MODEL_DIR
+from loadgen.envoy_config import EnvoySettings, render
 
 ROOT = Path(__file__).resolve().parent.parent
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -31,35 +33,18 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
 def configuration(directory: Path, instances: int) -> Path:
-    """The smallest Envoy YAML that the server needs: one pool with a chat template, and the filter."""
-    endpoints = [
-        {"endpoint": {"address": {"socket_address": {"address": f"10.0.{i // 256}.{i % 256}", "port_value": 8000}}}}
-        for i in range(instances)
-    ]
-    metadata = {"model_dir": str(ROOT / "loadgen" / "model"), "source": "routed"}
-    ext_proc = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor",
-        "grpc_service": {
-            "envoy_grpc": {"cluster_name": "extproc"},
-            "initial_metadata": [{"key": "x-smetric-cluster", "value": "pool"}],
-        },
-        "processing_mode": {"request_body_mode": "BUFFERED"},
-    }
-    manager = {
-        "@type": "type.googleapis.com/envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
-        "stat_prefix": "bench",
-        "http_filters": [{"name": "envoy.filters.http.ext_proc", "typed_config": ext_proc}],
-        "route_config": {},
-    }
-    pool = {
-        "name": "pool",
-        "type": "STATIC",
-        "load_assignment": {"cluster_name": "pool", "endpoints": [{"lb_endpoints": endpoints}]},
-        "metadata": {"filter_metadata": {"smetric": metadata}},
-    }
-    listener = {"name": "l", "filter_chains": [{"filters": [{"name": "hcm", "typed_config": manager}]}]}
+    """The shipped Envoy YAML with so many engines, none of which exists: a decision needs no engine."""
+    settings = EnvoySettings(
+        port=1,
+        admin_port=2,
+        access_log=directory / "access.log",
+        model_dir=MODEL_DIR,
+        engines=[{"port": 20_000 + number} for number in range(instances)],
+        extproc_ports=[3],
+        cluster={"source": "routed"},
+    )
     path = directory / "envoy.yaml"
-    path.write_text(yaml.safe_dump({"static_resources": {"listeners": [listener], "clusters": [pool]}}))
+    path.write_text(render(settings))
     return path
 
 
@@ -97,7 +82,7 @@ def messages(payload: bytes) -> list[bytes]:
 async def requests(target: str, payload: bytes, count: int) -> list[float]:
     """Run exchanges one after the other; returns the seconds from body sent to answer received."""
     sequence, seconds = messages(payload), []
-    metadata = (("x-smetric-cluster", "pool"),)
+    metadata = (("x-smetric-cluster", "engines"),)
     async with grpc.aio.insecure_channel(target, options=[("grpc.max_send_message_length", -1)]) as channel:
         call = channel.stream_stream(METHOD)
         for _ in range(count):
