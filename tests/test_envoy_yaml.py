@@ -133,7 +133,8 @@ class Stand:
             health_port=self.processor.port,
         )
         path = self._directory / "envoy.yaml"
-        path.write_text(render(settings), "utf-8")
+        # On a busy machine a decision may take longer than 1 s, and Envoy would then go on without it.
+        path.write_text(render(settings).replace("message_timeout: 1s", f"message_timeout: {PATIENCE_S:g}s"), "utf-8")
         self.url = f"http://127.0.0.1:{settings.port}/v1/chat/completions"
         admin = f"http://127.0.0.1:{settings.admin_port}"
         arguments = [ENVOY, "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "-l", "error"]
