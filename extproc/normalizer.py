@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from functools import reduce
 from itertools import groupby
@@ -156,7 +157,11 @@ class _Finder:
 
 
 def _in_word(character: str) -> bool:
-    return character.isalnum() or character == "_"
+    """What Rust's regular expressions call \\w; unlike in Python, marks are part of a word and ½ is not."""
+    if not character:
+        return False
+    category = unicodedata.category(character)
+    return category[0] in "LM" or category in ("Nd", "Nl", "Pc") or character in "\u200c\u200d"
 
 
 def _alternation(words: Sequence[str]) -> str:

@@ -37,9 +37,7 @@ class Progress:
     def _reply_is_read(self, key: str) -> None:
         if self._end is not None and key == "role":
             return  # a later message looks back, as many do to group the results of tools
-        if (
-            self._begin is None or self._end is not None
-        ):  # it begins, perhaps again: templates may scan before they write
+        if self._begin is None or self._end is not None:  # for the first time, or again: many scan before they write
             self._begin = len(self.fragments)
             self._end = None
 

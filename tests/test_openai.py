@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings
 
 from extproc import openai
 from extproc.errors import RenderError, UnreadableBody, UnsupportedApi
@@ -17,6 +17,9 @@ from extproc.prompt import PlainRenderer, Renderer
 
 CHAT = "/v1/chat/completions"
 MODEL = Path(__file__).parent / "fixtures" / "model"
+
+# A machine that is busy with other tests must not fail one of these.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def read(**body: Any) -> Request:
@@ -320,25 +323,28 @@ def judge(body: bytes) -> None:
         assert 0 <= prompt.matchable <= len(prompt.data)
 
 
+@UNHURRIED
 @given(st.binary(max_size=200) | st.text().map(str.encode))
 def test_any_bytes_are_read_or_unreadable(body: bytes) -> None:
     """No bytes whatsoever raise anything but UnreadableBody."""
     judge(body)
 
 
+@UNHURRIED
 @given(JSON | NEARLY)
 def test_any_json_is_read_or_unreadable(body: Any) -> None:
     """No JSON document raises anything else either, and what is read can be rendered or refused."""
     judge(json.dumps(body).encode())
 
 
-@settings(max_examples=200)
+@UNHURRIED
 @given(REQUEST)
 def test_mutated_requests_are_read_or_unreadable(body: Any) -> None:
     """Requests with anything in any field are rendered or refused, and lengths stay within the prompt."""
     judge(json.dumps(body).encode())
 
 
+@UNHURRIED
 @given(st.data())
 def test_a_damaged_request_is_read_or_unreadable(data: st.DataObject) -> None:
     """A real body with bytes changed, dropped or doubled anywhere harms nobody."""

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, given, settings
 
 from extproc import blocks, openai
 from extproc.errors import ConfigError, RenderError
@@ -27,6 +27,9 @@ HERE = Path(__file__).parent
 MODEL = HERE / "fixtures" / "model"
 TEMPLATES = HERE / "templates"
 RECORDINGS = sorted((HERE / "fixtures").glob("*/*.jsonl.gz"))
+
+# A machine that is busy with other tests must not fail one of these.
+UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 # What ends a turn in each style; `collected` writes nothing until it has read everything.
 END_OF_TURN = {
@@ -212,6 +215,7 @@ def test_a_prompt_that_ends_with_a_reply_is_all_history(renderer: Renderer) -> N
         assert prompt.history == len(prompt.data)
 
 
+@UNHURRIED
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), st.text(max_size=20)), min_size=1))
 def test_history_never_exceeds_the_prompt(turns: list[tuple[str, str]]) -> None:
     """Whatever the turns and their texts, history lies within the prompt, and turns are counted."""
@@ -238,6 +242,15 @@ def test_developer_is_system_unless_the_template_names_it(renderer: Renderer, st
     merged = render(renderer, {"role": "system", "content": "S"}, user("Q"), developer)
     assert merged == render(renderer, {"role": "system", "content": "S\n\nD"}, user("Q"))
     assert b"<|im_start|>developer\nDnull" in render(styles["parts"], developer, user("Q")).data
+
+
+def test_a_developer_message_that_is_first_stays_whole(tmp_path: Path) -> None:
+    """Only messages that move are merged: a name survives, tools do not."""
+    one = Renderer.load(model_dir(tmp_path / "model", "{{ messages | tojson }}"))
+    developer = {"role": "developer", "content": "D", "name": "n", "tools": []}
+    assert json.loads(render(one, developer).data) == [{"role": "system", "content": "D", "name": "n"}]
+    merged = json.loads(render(one, user("Q"), developer).data)
+    assert merged == [{"role": "system", "content": "D"}, user("Q")]
 
 
 def test_parts_are_joined_for_templates_that_want_strings(renderer: Renderer) -> None:
@@ -414,6 +427,7 @@ def test_plain_prompts_match_up_to_their_first_image() -> None:
     assert prompt.history < prompt.matchable < len(prompt.data)
 
 
+@UNHURRIED
 @given(st.lists(st.text(max_size=8), min_size=2, max_size=2, unique=True), st.sampled_from(["user", "system"]))
 def test_plain_prompts_differ_where_requests_differ(texts: list[str], role: str) -> None:
     """Other words, roles or tools give other bytes."""
