@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 
 from hypothesis import HealthCheck, given, settings
-from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
 from extproc import blocks

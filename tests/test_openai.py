@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from extproc import openai
 from extproc.errors import RenderError, UnreadableBody, UnsupportedApi

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
-from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from extproc import blocks, openai
 from extproc.errors import ConfigError, RenderError
