@@ -10,6 +10,7 @@ import collections
 import contextlib
 import io
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -25,6 +26,9 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from grpc_health.v1 import health, health_pb2_grpc
 
 from extproc import config
+from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS
+from extproc.config.route import CLUSTER, POLICY
+from extproc.policies import registry
 from extproc.routing import DESTINATION, RANK, SERVED
 from loadgen.envoy_config import EnvoySettings, render
 from loadgen.processes import Child, free_port
@@ -258,3 +262,20 @@ async def test_the_access_log_shows_the_decision(tmp_path: Path) -> None:
     assert entry["smetric"] == {"reason": "stick", "turn": 3}
     assert (entry["status"], entry["served_by"], entry["attempts"]) == (200, second.address, 2)
     assert entry["path"] == "/v1/chat/completions"
+
+
+def test_the_page_shows_the_file() -> None:
+    """Every YAML snippet of docs/drop-into-your-envoy.md stands, line by line, in envoy/drop-in.yaml."""
+    page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
+    snippets = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert len(snippets) >= 7
+    for snippet in snippets:
+        assert snippet in (ROOT / "envoy" / "drop-in.yaml").read_text("utf-8")
+
+
+def test_the_page_lists_every_key() -> None:
+    """Keys of our metadata, and of the default policy, each in a table row of its own."""
+    page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
+    options = [f"x-smetric-{name.replace('_', '-')}" for name in registry.options(registry.DEFAULT)]
+    for key in (*CLUSTER_KEYS, *ENDPOINT_KEYS, CLUSTER, POLICY, *options):
+        assert f"\n| `{key}` | " in page
