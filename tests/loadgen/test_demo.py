@@ -85,12 +85,12 @@ def demo(tmp_path: Path) -> Iterator[Demo]:
 
 def test_it_ends_with_a_comparison(demo: Demo) -> None:
     """Without a terminal it prints lines and, at the end, both policies side by side; it says what is simulated."""
-    demo.start(*SMALL)
+    demo.start("--sessions", "4", "--turns", "1", "--engines", "2")
     assert demo.wait() == 0
     assert "Simulated:" in demo.output
     table = demo.output[demo.output.index("the same workload") :]
     assert re.search(r"smetric\W+round-robin", table)
-    assert re.search(r"requests, failed\W+8, 0\W+8, 0", table)
+    assert re.search(r"requests, failed\W+4, 0\W+4, 0", table)
     for row in ("prompt tokens found in the cache", "load, busiest instance / mean", "TTFT p50", "TTFT p90"):
         assert row in table
 
@@ -143,9 +143,7 @@ def test_it_serves_for_curl(demo: Demo) -> None:
     ("options", "word"),
     [
         (["--policy", "smetric,nonsense"], "nonsense: there is no such policy, but"),
-        (["--policy", ","], "--policy"),
         (["--sessions", "0"], "positive"),
-        (["--engines", "x"], "positive"),
     ],
 )
 def test_wrong_options_are_explained(demo: Demo, options: list[str], word: str) -> None:
@@ -154,14 +152,3 @@ def test_wrong_options_are_explained(demo: Demo, options: list[str], word: str) 
     assert demo.wait() in (1, 2)
     assert word in demo.output
     assert "Traceback" not in demo.output
-
-
-def test_a_port_in_use_is_explained(demo: Demo) -> None:
-    """A port that somebody listens on is named, before anything is started."""
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        demo.start(*SMALL, "--port", str(port))
-        assert demo.wait() == 1
-    assert f"port {port} is in use" in demo.output

