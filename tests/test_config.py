@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -336,10 +337,13 @@ def test_a_report_puts_errors_first_and_says_what_it_means(tmp_path: Path) -> No
     yaml = clean()
     change(ext_proc(yaml), "message_timeout", DELETE)
     change(cluster(yaml, "engines"), "metadata.filter_metadata.smetric.source", "event")
+    change(cluster(yaml, "engines"), "metadata.filter_metadata.smetric.models", 5)
     text = inspect(yaml, tmp_path).render()
     assert text.startswith(f"error: {tmp_path}/envoy.yaml:")
     assert text.index("did you mean events?") < text.index("-> write one of events, routed") < text.index("warning: ")
-    assert text.splitlines()[-1].endswith("1 error, 1 warning. The server does not start with errors.")
+    errors = re.findall(r"^error: \S+:(\d+) ", text, re.MULTILINE)
+    assert errors == sorted(errors, key=int)
+    assert text.splitlines()[-1].endswith("2 errors, 1 warning. The server does not start with errors.")
     with pytest.raises(ConfigError, match="did you mean events"):
         config.load(tmp_path / "envoy.yaml")
 

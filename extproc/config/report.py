@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections import Counter
 from collections.abc import Iterator
@@ -63,9 +64,8 @@ class Report:
     routes: tuple[tuple[str, RouteSettings], ...] = ()  # each route to a pool, and how it decides
 
     def render(self) -> str:
-        """The whole report: errors, then warnings, then what was understood, then a summary line."""
-        order = {Severity.ERROR: 0, Severity.WARNING: 1}
-        blocks = [problem.render() for problem in sorted(self.problems, key=lambda p: order[p.severity])]
+        """The whole report: errors, then warnings, each by line; what was understood; a summary line."""
+        blocks = [problem.render() for problem in sorted(self.problems, key=_order)]
         if self.settings is not None:
             blocks.extend("\n".join(_pool(pool)) for pool in self.settings.pools.values())
             blocks.append("\n".join(_routes(self.settings, self.routes)))
@@ -77,6 +77,14 @@ class Report:
         if self.settings is None:
             return f"{self.path}: {', '.join(parts)}. The server does not start with errors."
         return f"{self.path} is ready{f', with {parts[0]}' if parts else ''}."
+
+
+_LINE = re.compile(r":(\d+)(?: |$)")
+
+
+def _order(problem: Problem) -> tuple[int, int]:
+    line = _LINE.search(problem.place)
+    return list(Severity).index(problem.severity), int(line[1]) if line else 0
 
 
 _FOLLOWED = {
