@@ -167,8 +167,8 @@ class Continuity:
 
     def lost(self, sequence: int) -> None:
         """The batch of this number could not be applied, and all is forgotten. Asked again, it would be the same."""
-        self._exact = False
-        self._since = max(self._since, sequence + 1)
+        if sequence >= self._since:
+            self._exact = False
 
     def cleared(self, sequence: int) -> None:
         """The batch of this number cleared the cache: all that was missing is gone."""
