@@ -67,7 +67,7 @@ class Stack:
             StackFailed: a program is not installed, or the port is taken.
         """
         if port is not None and listens(port):
-            raise StackFailed(f"port {port} is in use by another program: choose another, or none for a free one")
+            raise StackFailed(f"port {port} is in use by another program: choose another port")
         self._temporary = None if directory else tempfile.TemporaryDirectory(prefix="smetric-")
         self.directory = directory or Path(self._temporary.name if self._temporary else "")
         self.directory.mkdir(parents=True, exist_ok=True)

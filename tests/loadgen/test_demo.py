@@ -144,6 +144,7 @@ def test_it_serves_for_curl(demo: Demo) -> None:
     [
         (["--policy", "smetric,nonsense"], "nonsense: there is no such policy, but"),
         (["--sessions", "0"], "positive"),
+        (["--port", "99999"], "65535"),
     ],
 )
 def test_wrong_options_are_explained(demo: Demo, options: list[str], word: str) -> None:
