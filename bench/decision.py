@@ -17,7 +17,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import grpc
@@ -100,31 +99,15 @@ async def requests(target: str, payload: bytes, count: int) -> list[float]:
     return seconds
 
 
-EMPTY = """
-import asyncio, sys, grpc, uvloop
-from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
-ANSWERS = {k: pb.ProcessingResponse() for k in ("request_headers", "request_body", "response_headers")}
-for kind, answer in ANSWERS.items(): getattr(answer, kind).SetInParent()
-async def process(messages, context):
-    async for message in messages: yield ANSWERS[message.WhichOneof("request")]
-async def main():
-    server = grpc.aio.server(options=[("grpc.max_receive_message_length", -1)])
-    method = grpc.stream_stream_rpc_method_handler(process, pb.ProcessingRequest.FromString, pb.ProcessingResponse.SerializeToString)
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("envoy.service.ext_proc.v3.ExternalProcessor", {"Process": method}),))
-    server.add_insecure_port(sys.argv[1]); await server.start(); await server.wait_for_termination()
-uvloop.run(main())
-"""
-
-
-def start(command: list[str], target: str) -> subprocess.Popen[bytes]:
-    process = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+def wait(process: subprocess.Popen[bytes], target: str) -> None:
+    """Until it listens."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", int(target.rpartition(":")[2]))) == 0:
-                return process
+                return
         time.sleep(0.05)
-    raise SystemExit(f"{command[:4]} did not start")
+    raise SystemExit(f"nobody listens on {target}")
 
 
 def main() -> None:
@@ -138,13 +121,18 @@ def main() -> None:
         path = configuration(Path(directory), arguments.instances)
         serve = [sys.executable, "-m", "extproc", "serve", "--log-level", "warning", "--envoy-yaml", str(path)]
         serve += ["--listen", ours, "--health", f"127.0.0.1:{ports[2]}", "--metrics", f"127.0.0.1:{ports[3]}"]
-        servers: list[tuple[str, str, Callable[[], list[str]]]] = [
-            ("empty server", empty, lambda: [sys.executable, "-c", EMPTY, empty]),
-            ("extproc", ours, lambda: serve),
+        servers = [
+            ("empty server", empty, [sys.executable, str(ROOT / "bench" / "empty_server.py"), empty]),
+            ("extproc", ours, serve),
         ]
-        running = {name: start(command(), target) for name, target, command in servers}
+        running: dict[str, subprocess.Popen[bytes]] = {}
         try:
-            print(f"{arguments.instances} instances, in-memory index, concurrency 1, medians of {arguments.rounds} rounds")
+            for name, target, command in servers:
+                running[name] = subprocess.Popen(command, cwd=ROOT, start_new_session=True)
+                wait(running[name], target)
+            print(
+                f"{arguments.instances} instances, in-memory index, concurrency 1, medians of {arguments.rounds} rounds"
+            )
             print(f"{'body':>8}  {'server':<13} {'p50 ms':>8} {'p99 ms':>8} {'CPU ms':>8}")
             for label, payload, count in (("1 KB", body(1_000, 3), 400), ("400 KB", body(400_000, 190), 100)):
                 figures: dict[str, list[tuple[float, float, float]]] = {name: [] for name in running}
