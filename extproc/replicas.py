@@ -40,7 +40,9 @@ LEASE_S = 2.5  # two renewals may fail; with the next follower's renewal, a take
 LEASE_BUDGET_S = 0.5
 
 TICK_S = 0.005  # between two messages; what two routers decide within it, they decide without each other
+ALONE_S = 0.1  # between two looks whether there is somebody to talk to
 WHOLE_S = 1.0  # between two complete messages, which repair lost ones and say that we live
+RETRY_S = 0.25  # between two attempts to reach Redis
 SILENCE_S = 3.0  # after which a peer is taken for dead
 MAX_PEERS = 256
 
@@ -278,7 +280,7 @@ class LoadExchange:
         said: dict[str, Mapping[str, tuple[int, int]]] = {}
         whole_due = 0.0
         while True:
-            await asyncio.sleep(TICK_S if self._peers else WHOLE_S / 10)
+            await asyncio.sleep(TICK_S if self._peers else ALONE_S)
             whole = self._newcomer or loop.time() >= whole_due
             if not whole and not self._peers:
                 continue
@@ -290,7 +292,7 @@ class LoadExchange:
             try:
                 await self._link.run("publish", CONNECT_S, partial(self._send, _Message(self._replica, whole, news)))
             except IndexUnavailable:
-                whole_due = loop.time() + WHOLE_S / 4
+                whole_due = loop.time() + RETRY_S
                 continue
             said = counts
             if whole:
@@ -309,16 +311,16 @@ class LoadExchange:
                     heard = loop.time()
                     # We hear ourselves too: silence means that the connection is dead.
                     while loop.time() - heard < SILENCE_S:
-                        message = await channel.get_message(timeout=WHOLE_S)
+                        message = await channel.get_message(timeout=RETRY_S)
                         if message is not None:
                             heard = loop.time()
                             self._hear(message["data"], heard)
-            await asyncio.sleep(WHOLE_S / 4)
+            await asyncio.sleep(RETRY_S)
 
     async def _drop_silent(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            await asyncio.sleep(WHOLE_S / 4)
+            await asyncio.sleep(RETRY_S)
             for replica in [name for name, peer in self._peers.items() if loop.time() - peer.heard > SILENCE_S]:
                 _log.warning("router replica %s fell silent; its loads no longer count", replica)
                 del self._peers[replica]
