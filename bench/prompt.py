@@ -69,8 +69,8 @@ def chat(size: int, messages: int, tools: int, accent: str = "") -> bytes:
 
     properties = {f"p{i}": {"type": "string", "description": text(80)} for i in range(6)}
     described = {"description": text(300), "parameters": {"type": "object", "properties": properties}}
-    conversation: list[dict[str, Any]] = [{"role": "system", "content": text(8000)}]
-    share = (size - 8000 - tools * 1200) // (messages // 2)
+    conversation: list[dict[str, Any]] = [{"role": "system", "content": text(min(8000, size // 4))}]
+    share = (size - min(8000, size // 4) - tools * 1200) // (messages // 2)
     while len(conversation) < messages - 1:
         call = {"name": "read_file", "arguments": msgspec.json.encode({"path": text(60), "lines": [1, 200]}).decode()}
         number = f"call_{len(conversation)}"

@@ -57,6 +57,9 @@ class Normalizer:
         )
         stripping = [token for token in files.added if token.lstrip or token.rstrip]
         self._keeps_ascii_texts = plain and not stripping
+        # With a Unicode form alone, sections matter only where a character joins the added token before it.
+        [form] = self._steps if len(self._steps) == 1 else [None]
+        self._form = form if self._keeps_ascii_texts and isinstance(form, unicode_forms.Form) else None
         self._keeps_ascii_sections = plain and not any(token.normalized for token in stripping)
         self.around = (b"", b"")  # the special tokens that the tokenizer puts around a text when it is asked to
 
@@ -72,6 +75,8 @@ class Normalizer:
         """The bytes of a text. Raises UnicodeEncodeError for a lone surrogate, which no tokenizer takes either."""
         if self._keeps_ascii_texts and text.isascii():
             return text.encode()
+        if self._form is not None and (whole := self._form.encode_whole(text)) is not None:
+            return whole
         return b"".join(self._pieces(text))
 
     def _pieces(self, text: str) -> Iterator[bytes]:

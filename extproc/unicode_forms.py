@@ -8,16 +8,46 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Callable, Mapping
-from functools import cache, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Literal
 
 from tokenizers import normalizers
 
-Form = Literal["NFC", "NFD", "NFKC", "NFKD"]
-
-
 _ASCII = bytes(range(0x80))
+# Beyond U+FFFF only emoji are taken for safe: the rest is rare, and long lists of ranges are slow to search there.
+_ASTRAL = "\U00010000-\U0001f2ff\U0001fb00-\U0010ffff"
+_JAMO = "".join(map(chr, (*range(0x1161, 0x1176), *range(0x11A8, 0x11C3))))  # join the letter before by arithmetic
+
+
+class Form:
+    """One normal form; call it with a text."""
+
+    def __init__(self, name: Literal["NFC", "NFD", "NFKC", "NFKD"], library: Callable[[str], str]) -> None:
+        self._name = name
+        self._library = library
+
+    def __call__(self, text: str) -> str:
+        """The text in this form."""
+        if doubtful().search(_beyond_ascii(text, text.encode())):
+            return self._library(text)
+        return unicodedata.normalize(self._name, text)
+
+    def encode_whole(self, text: str) -> bytes | None:
+        """The text in this form as UTF-8, if it comes out the same however it is cut into sections; else None."""
+        raw = text.encode()
+        if joining().search(_beyond_ascii(text, raw)):
+            return None
+        normal = unicodedata.normalize(self._name, text)
+        return raw if normal is text else normal.encode()
+
+
+def _beyond_ascii(text: str, raw: bytes) -> str:
+    """A text with every character of `text` that is not ASCII; `raw` is its UTF-8.
+
+    Searching costs 6 ns a character; in a text that is mostly ASCII, the few others are quicker to pick out first.
+    """
+    return raw.translate(None, _ASCII).decode() if 2 * len(raw) < 3 * len(text) else text
 
 
 @cache
@@ -26,30 +56,44 @@ def doubtful() -> re.Pattern[str]:
 
     Unicode never changes the normalisation of a character that it has assigned, so it is enough to look at characters
     younger than Unicode 3.2 (Python carries that version's tables) that decompose, combine, or are part of one that
-    decomposes. Beyond U+FFFF only emoji are taken for safe: the rest is rare, and long lists of ranges are slow there.
+    decomposes.
     """
-    found: set[str] = set()
+    return _any_of(c for character, parts in _eventful() for c in character + parts if _young(c))
+
+
+@cache
+def joining() -> re.Pattern[str]:
+    """Any character that is doubtful, or that may change together with the one before it."""
+    found = {*_JAMO}
+    for character, parts in _eventful():
+        found.update(parts[1:])
+        found.update(c for c in character + parts if _young(c))
+    for character, _ in _eventful():
+        first = unicodedata.normalize("NFKD", character)[0]
+        if unicodedata.combining(first) or first in found:
+            found.add(character)
+    return _any_of(found)
+
+
+def _eventful() -> Iterator[tuple[str, str]]:
+    """Every character up to U+FFFF that decomposes or combines, and its canonical decomposition."""
     for code in (*range(0x80, 0xD800), *range(0xE000, 0x10000)):
         character = chr(code)
         if unicodedata.combining(character) or unicodedata.decomposition(character):
-            found.update(c for c in character + unicodedata.normalize("NFD", character) if _young(c))
-    return re.compile(f"[{re.escape(''.join(sorted(found)))}\U00010000-\U0001f2ff\U0001fb00-\U0010ffff]")
+            yield character, unicodedata.normalize("NFD", character)
+
+
+def _any_of(characters: Iterable[str]) -> re.Pattern[str]:
+    return re.compile(f"[{re.escape(''.join(sorted(set(characters))))}{_ASTRAL}]")
 
 
 def _young(character: str) -> bool:
     return unicodedata.ucd_3_2_0.category(character) == "Cn"
 
 
-def _normalize(form: Form, library: Callable[[str], str], text: str) -> str:
-    raw = text.encode()
-    # Searching costs 6 ns a character; in a text that is mostly ASCII, the few others are quicker to pick out first.
-    beyond = raw.translate(None, _ASCII).decode() if 2 * len(raw) < 3 * len(text) else text
-    return library(text) if doubtful().search(beyond) else unicodedata.normalize(form, text)
-
-
-FORMS: Mapping[str, Callable[[str], str]] = {
-    "NFC": partial(_normalize, "NFC", normalizers.NFC().normalize_str),
-    "NFD": partial(_normalize, "NFD", normalizers.NFD().normalize_str),
-    "NFKC": partial(_normalize, "NFKC", normalizers.NFKC().normalize_str),
-    "NFKD": partial(_normalize, "NFKD", normalizers.NFKD().normalize_str),
+FORMS: Mapping[str, Form] = {
+    "NFC": Form("NFC", normalizers.NFC().normalize_str),
+    "NFD": Form("NFD", normalizers.NFD().normalize_str),
+    "NFKC": Form("NFKC", normalizers.NFKC().normalize_str),
+    "NFKD": Form("NFKD", normalizers.NFKD().normalize_str),
 }

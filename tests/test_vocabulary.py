@@ -326,6 +326,20 @@ def test_forms_agree_with_the_library_on_every_character(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", unicode_forms.FORMS)
+def test_characters_that_do_not_join_can_be_cut_off(form: str) -> None:
+    """A text without joining characters comes out the same whole and in sections, whatever stands before the cut."""
+    normal = unicode_forms.FORMS[form]
+    for begin in range(0x80, 0x20000, 0x80):
+        characters = [chr(code) for code in range(begin, begin + 0x80) if not 0xD800 <= code < 0xE000]
+        safe = [character for character in characters if not unicode_forms.joining().search(character)]
+        for before in "a>\u1100\uac00\u304b\u0915\u0bc6\u1025":
+            text = "\n".join(before + character for character in safe)
+            assert normal.encode_whole(text) == "\n".join(normal(before) + normal(c) for c in safe).encode()
+    for text in (">\u0338", "\u1100\u1161", "か\u3099", "e\u07fd", "\U00011935\U00011930"):
+        assert normal.encode_whole(text) is None
+
+
+@pytest.mark.parametrize("form", unicode_forms.FORMS)
 def test_young_characters_are_normalised_by_the_library(form: str) -> None:
     """Where Python's tables may be newer than the library's, the library decides, for the whole text."""
     library = getattr(normalizers, form)()
