@@ -119,6 +119,7 @@ class Stack:
 
     def __init__(self) -> None:
         self.port, self.metrics_port = free_port(), free_port()
+        self.answered = 0  # requests
         self._environment = {"PORT": str(self.port), "METRICS_PORT": str(self.metrics_port)}
 
     def compose(self, *arguments: str, check: bool = True) -> str:
@@ -140,12 +141,13 @@ class Stack:
         raise AssertionError(f"not healthy: {states}\n{self.compose('logs', '--tail', '20')}")
 
     def chat(self, messages: Sequence[Mapping[str, str]]) -> str:
-        body = json.dumps({"model": "tiny", "messages": messages, "max_tokens": 16}).encode()
+        body = json.dumps({"model": "tiny", "messages": messages, "max_tokens": 64}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/v1/chat/completions", body, {"content-type": "application/json"}
         )
         with urllib.request.urlopen(request, timeout=60) as answer:
             text: str = json.load(answer)["choices"][0]["message"]["content"] or ""
+        self.answered += 1
         return text
 
     def decisions(self) -> list[Json]:
@@ -215,14 +217,15 @@ def test_the_server_runs_without_privileges(stack: Stack) -> None:
 @pytest.mark.parametrize("service", ["engine-1", "redis", "extproc"])
 def test_a_container_that_dies_mid_run_loses_no_request(service: str, stack: Stack) -> None:
     """An engine, Redis or the router killed while sessions run: every request is served."""
-    before = len(stack.decisions())
+    before, answered = len(stack.decisions()), stack.answered
     container = stack.container(service)
     with concurrent.futures.ThreadPoolExecutor(1) as background:
-        running = background.submit(together, stack, range(100, 112), 4)
-        time.sleep(0.7)
-        assert not running.done()
+        running = background.submit(together, stack, range(100, 112), 10)
+        while stack.answered < answered + 24 and not running.done():
+            time.sleep(0.01)
         docker("kill", container)
+        assert not running.done(), "the sessions were over before it died"
         running.result()  # urllib raises at any answer but 200
-    assert [entry["status"] for entry in stack.decisions()[before:]] == [200] * 48
+    assert [entry["status"] for entry in stack.decisions()[before:]] == [200] * 120
     docker("start", container)
     stack.wait_healthy()
