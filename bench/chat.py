@@ -13,7 +13,9 @@ TOOLS = [
             "description": f"{name} inside the repository that is checked out. " * 6,
             "parameters": {
                 "type": "object",
-                "properties": {key: {"type": "string", "description": f"The {key}."} for key in ("path", "text", "mode")},
+                "properties": {
+                    key: {"type": "string", "description": f"The {key}."} for key in ("path", "text", "mode")
+                },
                 "required": ["path"],
             },
         },

@@ -98,7 +98,8 @@ class Router:
         except Exception:
             _log.exception("a bug in reading a request of pool %s; it is routed by load alone", pool.name)
             return Query(turn, degraded=Reason.INTERNAL_ERROR)
-        return Query(turn, prompt.history, len(prompt.data), chain)
+        # Past an image nothing can be matched, so nothing there can have been evicted either.
+        return Query(turn, min(prompt.history, prompt.matchable), len(prompt.data), chain)
 
     def decide(
         self,
