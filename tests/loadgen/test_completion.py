@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from loadgen.completion import ChatApi, Served, parse
 from loadgen.engine_server import MODEL_DIR
 from loadgen.errors import Refused
+from loadgen.tokens import Tokens
 
 API = ChatApi(MODEL_DIR, Served(("tiny",), ("adapter",), max_model_len=2_000, block_size=16))
 
@@ -158,6 +159,7 @@ def test_tools_are_called_as_the_client_chose(choice: str | None, finishes: set[
         options |= {"tool_choice": choice}
     replies = [API.start(chat(str(number), **options), id="x", created=0).reply for number in range(30)]
     assert {reply.finish for reply in replies} == finishes
+    assert {reply.tokens[-1] for reply in replies} == {Tokens(MODEL_DIR).eos}
     for call in (reply.call for reply in replies if reply.call):
         arguments = json.loads(call.arguments)
         assert call.name == "open"

@@ -80,8 +80,12 @@ class Subscriber:
     async def __aenter__(self) -> Subscriber:
         self._socket = self._context.socket(zmq.SUB)
         self._socket.subscribe(b"")
+        connected = self._socket.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         self._socket.connect(f"tcp://127.0.0.1:{self._engine.events_port}")
-        await asyncio.sleep(0.3)  # a subscription takes a moment to arrive, and nothing tells when it has
+        async with asyncio.timeout(10):
+            await connected.recv_multipart()
+        await asyncio.sleep(0.2)  # the subscription follows the handshake, and nothing tells when it has arrived
+        self._socket.disable_monitor()
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

@@ -187,24 +187,26 @@ def test_a_request_larger_than_the_cache_is_refused() -> None:
         instance(blocks=4).submit(request("a" * 16, reply=2))
 
 
-@pytest.mark.parametrize("steps", [0, 1, 2])
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
 def test_an_abort_frees_everything(steps: int) -> None:
-    """Aborted in the queue, in prefill or while decoding, during a step or between two: all blocks are free again."""
-    subject = instance(batch_tokens=8)
+    """Aborted in the queue, in prefill or while decoding: a request that needs every block can run after it."""
+    subject = instance(blocks=4, batch_tokens=8)
     one = request("a" * 12, reply=5)
     subject.submit(one)
     step = None
     for _ in range(steps):
-        step = begin(subject)
-        if _ + 1 < steps:
+        if step:
             subject.finish(step)
+        step = begin(subject)
     subject.abort(one)
     subject.abort(one)
     if step:
         assert subject.finish(step) == []
     assert subject.begin(0.0) is None
     assert subject.usage == 0
-    run(subject, request("b" * 12, reply=5))
+    whole = request("b" * 12, reply=5)
+    run(subject, whole)
+    assert whole.sampled == 5
 
 
 prompts = st.text("ab", min_size=1, max_size=24)
