@@ -140,7 +140,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_positive,
         default=1,
         metavar="N",
-        help="processes, each on the next port of all three; needs redis://",
+        help="processes, each on ports 10 further on (9002, 9012, ...); needs redis://",
     )
     add(
         "--drain-timeout",

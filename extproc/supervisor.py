@@ -1,4 +1,4 @@
-"""The processes of one `serve`: this one, more workers on the next ports, and one that follows the engines' events.
+"""The processes of one `serve`: this one, more workers on ports of their own, and one that follows the engines' events.
 
 With `memory://` everything is this process. With Redis the events, ten thousand a second, are followed by a child, so
 that they never delay a decision. A child that dies is started again; children stop when this process does, however it
@@ -19,6 +19,7 @@ from extproc.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 
+STRIDE = 10  # from one worker's ports to the next one's: the defaults 9002, 9003 and 9090 never meet
 RESTART_S = 1.0  # pause before a dead child is started again, so that a broken one does not spin
 
 
@@ -26,6 +27,7 @@ async def serve(settings: Settings, options: Options) -> None:
     """Run worker 0 here and the rest as children, until SIGTERM or SIGINT. Raises ConfigError where that cannot be."""
     if options.workers > 1 and not options.shared:
         raise ConfigError("--workers above 1 needs an index that they share: add --index redis://HOST:PORT/DB")
+    _distinct(options)
     commands = [_worker(options, number) for number in range(1, options.workers)]
     if options.shared and options.follow:
         commands.append(_follower(options))
@@ -36,6 +38,21 @@ async def serve(settings: Settings, options: Options) -> None:
     finally:
         stop.set()
         await asyncio.gather(*children)
+
+
+def _distinct(options: Options) -> None:
+    """Raises ConfigError where two of the processes would want the same port."""
+    last = options.workers + 1 if options.shared else options.workers
+    addresses = [("--metrics", _next(options.metrics, number)) for number in range(last)]
+    for flag, address in (("--listen", options.listen), ("--health", options.health)):
+        addresses += [(flag, _next(address, number)) for number in range(options.workers)]
+    taken: dict[int, str] = {}
+    for flag, address in addresses:
+        if address.port and taken.setdefault(address.port, flag) != flag:
+            raise ConfigError(
+                f"{flag} and {taken[address.port]} both come to port {address.port}: each of the {options.workers} "
+                f"workers takes ports {STRIDE} further on"
+            )
 
 
 def _worker(options: Options, number: int) -> Sequence[str]:
@@ -54,9 +71,9 @@ def _command(options: Options, arguments: Sequence[str]) -> Sequence[str]:
     return [sys.executable, "-m", "extproc", *arguments, *common]
 
 
-def _next(address: Address, offset: int) -> Address:
-    """The port `offset` further on; port 0 stays 0, the system chooses."""
-    return Address(address.host, address.port + offset if address.port else 0)
+def _next(address: Address, number: int) -> Address:
+    """The address for process `number`; port 0 stays 0, the system chooses."""
+    return Address(address.host, address.port + STRIDE * number if address.port else 0)
 
 
 async def _keep_running(command: Sequence[str], stop: asyncio.Event) -> None:

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from extproc.supervisor import STRIDE
 from loadgen.chat import Json
 from loadgen.engine_server import MODEL_DIR
 from loadgen.envoy_config import HOST, EnvoySettings, render
@@ -74,13 +75,13 @@ class Stack:
         self.access_log_path = self.directory / "access.log"
         self._port = port or free_port()
         self._admin_port = free_port()
-        self._metrics_port, self._health_port, first = (_consecutive(workers) for _ in range(3))
+        self._metrics_port, self._health_port, first = (_spaced(workers + 1) for _ in range(3))
         self.engines = [
             Engine(number, self.directory, list(engine_options), events=events) for number in range(engines)
         ]
         self.redis = self._redis() if index == REDIS else None
         self._index = f"redis://{HOST}:{self._redis_port}/0" if self.redis else index
-        ports = range(first, first + workers) if extproc else ()
+        ports = range(first, first + STRIDE * workers, STRIDE) if extproc else ()
         self.envoy_yaml = self.directory / "envoy.yaml"
         settings = EnvoySettings(
             port=self._port,
@@ -237,11 +238,11 @@ def _endpoint(engine: Engine, *, events: bool) -> dict[str, Any]:
     return endpoint
 
 
-def _consecutive(count: int) -> int:
-    """The first of `count` free ports in a row: workers count upwards from the port that they are given."""
+def _spaced(count: int) -> int:
+    """The first of `count` free ports, STRIDE apart: each worker takes the ports that far on."""
     while True:
         first = free_port()
-        if not any(listens(port) for port in range(first, first + count)):
+        if not any(listens(port) for port in range(first, first + STRIDE * count, STRIDE)):
             return first
 
 
