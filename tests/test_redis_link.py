@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import socket
 import ssl
 import subprocess
 import time
@@ -145,12 +146,21 @@ def test_a_busy_process_is_not_held_against_redis(
             await until_it_works(lambda: index.match("pool", CHAIN))
             for _ in range(5):
                 match = asyncio.create_task(index.match("pool", CHAIN))
-                await asyncio.sleep(0)
-                time.sleep(0.1)  # noqa: ASYNC251 - the point
+                await asyncio.sleep(0)  # it is sent
+                work.send(b"x")
                 assert await match == {"a": 200}
 
+    def busy() -> None:
+        for_us.recv(1)
+        time.sleep(0.1)
+
     with asyncio.Runner(loop_factory=new_loop) as runner:
+        work, for_us = socket.socketpair()
+        runner.get_loop().add_reader(for_us, busy)
         runner.run(play())
+        runner.get_loop().remove_reader(for_us)
+    work.close()
+    for_us.close()
 
 
 async def test_cancelled_calls_leave_nothing_behind(own_redis: RedisServer) -> None:
