@@ -45,21 +45,19 @@ class Publisher:
         wake.connect("inproc://wake")
         self._topic, self._topic_in_replay, self._answers = topic, topic_in_replay, answers
         self._remembered: deque[tuple[int, bytes]] = deque(maxlen=remembers)
-        self._todo: deque[Callable[[], None]] = deque()
+        self._todo: deque[tuple[Callable[[], None], threading.Event]] = deque()
         self.next = 0
         self.asked: list[int] = []  # starts of the replays asked for
         self._thread = threading.Thread(target=self._run, args=(wake,), daemon=True)
         self._thread.start()
 
     def publish(self, *payloads: bytes) -> None:
-        """Number, remember and send batches."""
-        for payload in payloads:
-            self._do(lambda payload=payload: self._publish(payload, heard=True))
+        """Number, remember and send batches; returns when that is done."""
+        self._do(lambda: self._publish(payloads, heard=True))
 
     def lose(self, *payloads: bytes) -> None:
         """Number and remember batches that the network then loses."""
-        for payload in payloads:
-            self._do(lambda payload=payload: self._publish(payload, heard=False))
+        self._do(lambda: self._publish(payloads, heard=False))
 
     def send(self, frames: Iterable[bytes]) -> None:
         """Send any frames."""
@@ -72,14 +70,17 @@ class Publisher:
         self._context.destroy(linger=0)
 
     def _do(self, what: Callable[[], None]) -> None:
-        self._todo.append(what)
+        done = threading.Event()
+        self._todo.append((what, done))
         self._wake.send(b"")
+        assert done.wait(20)
 
-    def _publish(self, payload: bytes, *, heard: bool) -> None:
-        self._remembered.append((self.next, payload))
-        if heard:
-            self._pub.send_multipart((self._topic, self.next.to_bytes(8, "big"), payload))
-        self.next += 1
+    def _publish(self, payloads: Iterable[bytes], *, heard: bool) -> None:
+        for payload in payloads:
+            self._remembered.append((self.next, payload))
+            if heard:
+                self._pub.send_multipart((self._topic, self.next.to_bytes(8, "big"), payload))
+            self.next += 1
 
     def _run(self, wake: zmq.Socket[bytes]) -> None:
         poller = zmq.Poller()
@@ -90,8 +91,11 @@ class Publisher:
             ready = dict(poller.poll())
             if wake in ready:
                 if wake.recv() == b"stop":
+                    wake.close()
                     return
-                self._todo.popleft()()
+                what, done = self._todo.popleft()
+                what()
+                done.set()
             if self._router in ready and self._router is not None:
                 identity, empty, start = self._router.recv_multipart()
                 assert empty == b""
