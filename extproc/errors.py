@@ -11,6 +11,7 @@ class ExtProcError(Exception):
 
     status = 500
     slug = "internal_error"
+    retry_after_s: int | None = None
 
 
 class ConfigError(ExtProcError):
@@ -63,7 +64,23 @@ class IndexLost(IndexUnavailable):
 
 
 class NoInstance(ExtProcError):
-    """The pool has no instance at all: the only request that we refuse."""
+    """Nobody may serve the request: the pool is empty, or holds none of the instances that the gateway allows."""
 
     status = 503
     slug = "no_instance_available"
+
+
+class Shed(ExtProcError):
+    """Every instance is at the route's limit of requests in flight (`x-smetric-max-load`)."""
+
+    status = 429
+    slug = "pool_overloaded"
+    # In a pool that is full some request ends every moment; a client that waits for minutes would leave it idle.
+    retry_after_s = 1
+
+
+class BodyTimeout(ExtProcError):
+    """The request's body did not end in time, in the one mode in which Envoy leaves that to us."""
+
+    status = 408
+    slug = "request_timeout"

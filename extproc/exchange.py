@@ -21,12 +21,17 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from http import HTTPStatus
 from typing import ClassVar
 
+from extproc.admission import Subset
 from extproc.errors import ExtProcError
 from extproc.model import Reason
 
 CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
+# What is collected of a FULL_DUPLEX_STREAMED body, on which Envoy sets no limit: what the buffer limit of the shipped
+# configuration lets through in the other modes.
+MAX_BODY = 64 * 1024 * 1024
 
 
 class BodyMode(Enum):
@@ -51,6 +56,7 @@ class RequestHeaders:
     end_of_stream: bool = False
     request_body_mode: BodyMode = BodyMode.UNKNOWN
     response_body_mode: BodyMode = BodyMode.UNKNOWN
+    subset: Subset | None = None  # the gateway's hint: choose among these; None where there is no hint
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +65,7 @@ class RequestBody:
 
     data: bytes
     end_of_stream: bool
+    subset: Subset | None = None  # as in RequestHeaders: Envoy repeats it, and headers may not be sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +95,12 @@ class ResponseTrailers:
     """The end of a response that has trailers."""
 
 
-Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers
+@dataclass(frozen=True, slots=True)
+class OutOfTime:
+    """No message of Envoy's: the caller waited long enough for the body that it is `collecting`."""
+
+
+Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers | OutOfTime
 
 
 # Outputs
@@ -110,6 +122,7 @@ class Decide:
     headers: Mapping[str, str]
     body: bytes | None
     degraded: Reason | None = None
+    subset: Subset | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +168,7 @@ class Immediate:
     status: int
     body: bytes
     routing: Routing
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 Answer = Continue | Streamed | Immediate
@@ -179,14 +193,24 @@ class State(Enum):
 class Exchange:
     """One stream. `receive`, `decided` and `refused` return what to do next, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, served_header: str | None = None) -> None:
+        """`served_header` names a response header that shall tell who answered."""
         self.state = State.OPENING
+        self._served_header = served_header
         self._headers: Mapping[str, str] = {}
+        self._subset: Subset | None = None
         self._body: list[bytes] = []
+        self._size = 0
         self._request_mode = BodyMode.UNKNOWN
         self._response_mode = BodyMode.UNKNOWN
         self._answer_due = Phase.REQUEST_HEADERS  # the message that the decision will ride on
         self._trailers = False
+        self._streaming = False  # FULL_DUPLEX_STREAMED, decided, and the body still comes
+
+    @property
+    def collecting(self) -> bool:
+        """Whether the body is ours to wait for and to hold: in all other modes Envoy holds it, under its own timers."""
+        return self.state is State.RECEIVING and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
 
     def receive(self, event: Event) -> list[Output]:
         """Take Envoy's next message. Raises ProtocolViolation where the table has no row for it."""
@@ -201,7 +225,8 @@ class Exchange:
         self._leave_deciding(State.ROUTED)
         outputs: list[Output] = [Continue(self._answer_due, routing)]
         if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED and self._answer_due is Phase.REQUEST_HEADERS:
-            outputs += _chunks(Phase.REQUEST_BODY, b"".join(self._body), end_of_stream=not self._trailers)
+            end = not (self._trailers or self._streaming)
+            outputs += _chunks(Phase.REQUEST_BODY, b"".join(self._body), end_of_stream=end)
             if self._trailers:
                 outputs.append(Continue(Phase.REQUEST_TRAILERS))
         self._body.clear()
@@ -211,8 +236,10 @@ class Exchange:
         """The answer that tells the client, in OpenAI's form, why nobody can serve the request."""
         self._leave_deciding(State.ANSWERED)
         self._body.clear()
-        message = {"message": str(error), "type": "service_unavailable", "param": None, "code": error.slug}
-        return [Immediate(error.status, json.dumps({"error": message}).encode(), routing)]
+        kind = HTTPStatus(error.status).name.lower()
+        message = {"message": str(error), "type": kind, "param": None, "code": error.slug}
+        headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
+        return [Immediate(error.status, json.dumps({"error": message}).encode(), routing, headers)]
 
     def _leave_deciding(self, state: State) -> None:
         if self.state is not State.DECIDING:
@@ -222,12 +249,12 @@ class Exchange:
     def _decide(self, answer_due: Phase, body: bytes | None, degraded: Reason | None = None) -> list[Output]:
         self.state = State.DECIDING
         self._answer_due = answer_due
-        return [Decide(self._headers, body, degraded)]
+        return [Decide(self._headers, body, degraded, self._subset)]
 
     # Rows of the table
 
     def _open(self, event: RequestHeaders) -> list[Output]:
-        self._headers = event.headers
+        self._headers, self._subset = event.headers, event.subset
         self._request_mode, self._response_mode = event.request_body_mode, event.response_body_mode
         if event.end_of_stream:
             self._request_mode = BodyMode.NONE  # nothing to give back, whatever the mode
@@ -246,10 +273,18 @@ class Exchange:
 
     def _collect(self, event: RequestBody) -> list[Output]:
         self._body.append(event.data)
+        self._subset = event.subset if self._subset is None else self._subset
         if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return self._decide(Phase.REQUEST_HEADERS, b"".join(self._body)) if event.end_of_stream else []
+            return self._collect_streamed(event)
         # Whatever end_of_stream says: it is false where trailers follow a BUFFERED body, and those we may never see.
         return self._decide(Phase.REQUEST_BODY, b"".join(self._body))
+
+    def _collect_streamed(self, event: RequestBody) -> list[Output]:
+        self._size += len(event.data)
+        if self._size > MAX_BODY:
+            self._streaming = not event.end_of_stream
+            return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_TOO_LARGE)
+        return self._decide(Phase.REQUEST_HEADERS, b"".join(self._body)) if event.end_of_stream else []
 
     def _collect_trailers(self, _: RequestTrailers) -> list[Output]:
         self._trailers = True
@@ -257,18 +292,28 @@ class Exchange:
         body = b"".join(self._body)
         return self._decide(Phase.REQUEST_HEADERS if duplex else Phase.REQUEST_TRAILERS, body)
 
+    def _give_up(self, _: OutOfTime) -> list[Output]:
+        return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_TIMEOUT)
+
     def _repeat_streamed(self, event: RequestBody) -> list[Output]:
-        """A body after the decision: more of it in STREAMED mode, elsewhere Envoy's duplicate of the last chunk."""
+        """A body after the decision: more of it where it streams, elsewhere Envoy's duplicate of the last chunk."""
+        if self._streaming:
+            self._streaming = not event.end_of_stream
+            return list(_chunks(Phase.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream))
         streamed = self._request_mode in (BodyMode.STREAMED, BodyMode.UNKNOWN)
         return [Continue(Phase.REQUEST_BODY)] if streamed else []
 
     def _pass_request_trailers(self, _: RequestTrailers) -> list[Output]:
+        self._streaming = False
         return [Continue(Phase.REQUEST_TRAILERS)]
 
     def _respond(self, event: ResponseHeaders) -> list[Output]:
         self.state = State.RESPONDING
         status = event.headers.get(":status", "")
-        return [Prefilled(status, event.served), Continue(Phase.RESPONSE_HEADERS)]
+        told = None
+        if self._served_header is not None:
+            told = Routing(set_headers={self._served_header: event.served or "not reported by the gateway"})
+        return [Prefilled(status, event.served), Continue(Phase.RESPONSE_HEADERS, told)]
 
     def _pass_response_body(self, event: ResponseBody) -> list[Output]:
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
@@ -290,6 +335,7 @@ class Exchange:
         (State.OPENING, ResponseHeaders): _respond,
         (State.RECEIVING, RequestBody): _collect,
         (State.RECEIVING, RequestTrailers): _collect_trailers,
+        (State.RECEIVING, OutOfTime): _give_up,
         (State.RECEIVING, ResponseHeaders): _respond,
         (State.ROUTED, RequestBody): _repeat_streamed,
         (State.ROUTED, RequestTrailers): _pass_request_trailers,

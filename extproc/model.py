@@ -40,6 +40,9 @@ class Reason(StrEnum):
     # degradations: decided by load alone, because ...
     NO_BODY = "no_body"  # ... the request carries none
     BODY_NOT_SENT = "body_not_sent"  # ... Envoy does not show it before the destination is needed (STREAMED, NONE)
+    BODY_TOO_LARGE = (
+        "body_too_large"  # ... it is longer than we collect (FULL_DUPLEX_STREAMED); its rest streams through
+    )
     UNREADABLE_BODY = "unreadable_body"  # ... it is not JSON of the shape that its path asks for
     UNSUPPORTED_API = "unsupported_api"  # ... the path is no API that we render
     RENDER_FAILED = "render_failed"  # ... the chat template refused it
@@ -47,7 +50,11 @@ class Reason(StrEnum):
     INTERNAL_ERROR = "internal_error"  # ... we have a bug; it is in the log
     # no destination at all
     NO_POOL = "no_pool"  # the named cluster is none of the Envoy YAML's: Envoy's own policy decides
-    NO_INSTANCE = "no_instance"  # the pool is empty: 503
+    NO_INSTANCE = "no_instance"  # the pool is empty, or holds none of the gateway's subset: 503
+    SHED = "shed"  # every candidate has as many requests in flight as the route allows: 429
+    BODY_TIMEOUT = (
+        "body_timeout"  # the body did not end in time (FULL_DUPLEX_STREAMED, where no timer of Envoy's runs): 408
+    )
 
 
 @dataclass(frozen=True, slots=True)

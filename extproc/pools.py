@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from extproc import blocks
+from extproc.admission import Subset
 from extproc.model import Instance, Source
 from extproc.prompt import PromptRenderer
 from extproc.routed import Speculation
@@ -29,12 +30,13 @@ class Pool:
     speculation: Speculation = field(default_factory=Speculation)
     _suspects: dict[str, float] = field(default_factory=dict)  # address -> when to trust it again
 
-    def candidates(self, now: float) -> Sequence[Instance]:
-        """The instances to choose from: all but the unreachable ones, or all where none is left."""
+    def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
+        """Whom to choose from, within a subset if there is one: all but the unreachable, or all where none is left."""
+        members = self.instances if subset is None else subset.of(self.instances)
         if not self._suspects:
-            return self.instances
+            return members
         self._suspects = {address: until for address, until in self._suspects.items() if until > now}
-        return [i for i in self.instances if i.address not in self._suspects] or self.instances
+        return [i for i in members if i.address not in self._suspects] or members
 
     def reached(self, chosen: Instance, served: str, now: float) -> bool:
         """Learn which host answered. False where it was not the chosen one, which is then left alone for a while."""

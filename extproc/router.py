@@ -12,8 +12,9 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from extproc import blocks, openai
-from extproc.errors import IndexUnavailable, NoInstance, RenderError, UnreadableBody, UnsupportedApi
+from extproc import admission, blocks, openai
+from extproc.admission import Admission
+from extproc.errors import IndexUnavailable, NoInstance, RenderError, Shed, UnreadableBody, UnsupportedApi
 from extproc.index import Index
 from extproc.loads import Loads, Ticket
 from extproc.model import Choice, Instance, Reason
@@ -62,12 +63,13 @@ class Router:
         path: str,
         body: bytes | None,
         degraded: Reason | None = None,
+        admitted: Admission = admission.ALL,
         *,
         now: float,
     ) -> Routed:
         """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock.
 
-        Raises NoInstance for an empty pool, and nothing else whatever the body.
+        Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
         """
         query = self.query(pool, path, body) if body is not None else Query(degraded=degraded)
         held: Mapping[str, int] = {}
@@ -76,7 +78,7 @@ class Router:
                 held = await self._index.match(pool.name, query.chain)
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
-        return self.decide(pool, policy, options, query, held, now=now)
+        return self.decide(pool, policy, options, query, held, admitted, now=now)
 
     def query(self, pool: Pool, path: str, body: bytes) -> Query:
         """Parse, render and hash a body. Whatever goes wrong is the query's `degraded`."""
@@ -108,18 +110,21 @@ class Router:
         options: Mapping[str, float],
         query: Query,
         held: Mapping[str, int],
+        admitted: Admission = admission.ALL,
         *,
         now: float,
     ) -> Routed:
         """Apply the policy to what is known and count the request. `held` is in prompt blocks, by instance name.
 
-        Raises NoInstance for an empty pool.
+        Raises NoInstance and Shed, as `pick`.
         """
-        candidates = pool.candidates(now)
+        candidates = pool.candidates(now, admitted.subset)
         if not candidates:
             raise NoInstance(f"no instance of the model server is available in pool {pool.name!r}; try again later")
         names = [instance.name for instance in candidates]
         loads, waiting = self._loads.view(pool.name, names)
+        if min(loads) >= admitted.max_load:
+            raise Shed(f"every instance of pool {pool.name!r} has {admitted.max_load:g} requests in flight; try again")
         hits = pool.speculation.match(query.chain, held, now)
         cached = [hits.get(name, 0) * pool.block_bytes for name in names]
         view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed())

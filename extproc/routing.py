@@ -13,6 +13,11 @@ from extproc.model import Choice, Reason
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 NAMESPACE = "envoy.lb"
+SUBSET = "x-gateway-destination-endpoint-subset"
+SUBSET_NAMESPACE = "envoy.lb.subset_hint"
+# What the reference conformance tests of gateways steer by and look at; both only with `--conformance`.
+CONFORMANCE_SELECTION = "test-epp-endpoint-selection"
+CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"
 EXPLANATION = "smetric"  # namespace of the metadata for access logs
 RANK = "x-data-parallel-rank"
 

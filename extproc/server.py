@@ -7,20 +7,22 @@ stream ends in good order: Envoy then forwards the request by its own policy. Lo
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc import metrics, routing, wire
+from extproc.admission import Admission, Subset
 from extproc.config import RouteSettings
-from extproc.errors import NoInstance
-from extproc.exchange import Answer, Decide, Event, Exchange, Output, Prefilled, ProtocolViolation
+from extproc.errors import BodyTimeout, NoInstance, Shed
+from extproc.exchange import Answer, Decide, Event, Exchange, OutOfTime, Output, Prefilled, ProtocolViolation
 from extproc.model import Reason
 from extproc.pools import Pool
 from extproc.router import Routed, Router
@@ -36,6 +38,9 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a second server on a taken port must fail, not share it silently
 )
+# How long we collect a FULL_DUPLEX_STREAMED body: Envoy's message timer does not run there. The largest that we collect,
+# 64 MiB, takes nine minutes at 1 Mbit/s.
+BODY_S = 600.0
 # Names that gateways probe: the whole server, Kubernetes' two probes, the Endpoint Picker Protocol's, and the service.
 READINESS = ("", "readiness", "inference-extension", wire.SERVICE)
 LIVENESS = "liveness"
@@ -46,7 +51,8 @@ class _Stream:
     """What one stream holds: the order of its messages, the route it came by, the load it owes."""
 
     metadata: Metadata
-    exchange: Exchange = field(default_factory=Exchange)
+    exchange: Exchange
+    body_due: float  # on the loop's clock: when a body that we collect must have ended
     pool: Pool | None = None
     routed: Routed | None = None
 
@@ -60,6 +66,7 @@ class Processor:
     """`envoy.service.ext_proc.v3.ExternalProcessor`.
 
     `route` turns a stream's gRPC metadata into the route's settings and never fails; `on_routed` hears of decisions.
+    `conformance` lets requests choose their instance and tells clients who answered: for tests of gateways alone.
     """
 
     def __init__(
@@ -68,11 +75,14 @@ class Processor:
         pools: Mapping[str, Pool],
         route: Callable[[Metadata], RouteSettings],
         on_routed: Callable[[Pool, Routed], None],
+        *,
+        conformance: bool = False,
     ) -> None:
         self._router = router
         self._pools = pools
         self._route = route
         self._on_routed = on_routed
+        self._conformance = conformance
         self.streams = 0  # open at the moment
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -84,11 +94,12 @@ class Processor:
 
     async def process(self, events: AsyncIterator[Event], context: Any) -> AsyncIterator[Answer]:
         """One stream: one request of a client, for as long as Envoy is busy with it."""
-        stream = _Stream(_metadata(context))
+        exchange = Exchange(routing.CONFORMANCE_SERVED if self._conformance else None)
+        stream = _Stream(_metadata(context), exchange, asyncio.get_running_loop().time() + BODY_S)
         self.streams += 1
         metrics.STREAMS.inc()
         try:
-            async for event in events:
+            async for event in _in_time(events, stream):
                 outputs = deque(stream.exchange.receive(event))
                 while outputs:
                     output = outputs.popleft()
@@ -112,18 +123,20 @@ class Processor:
     async def _decide(self, stream: _Stream, wanted: Decide) -> list[Output]:
         started = time.perf_counter()
         route = self._route(stream.metadata)
+        if wanted.degraded is Reason.BODY_TIMEOUT:
+            return self._refuse(stream, route, BodyTimeout(f"the request's body did not end within {BODY_S:g} s"))
         pool = stream.pool = self._pools.get(route.cluster)
         if pool is None:
             metrics.DECISIONS.labels(route.cluster, route.policy, Reason.NO_POOL.value).inc()
             return stream.exchange.decided(routing.nowhere(Reason.NO_POOL))
         path = wanted.headers.get(":path", "")
+        admitted = Admission(self._subset(wanted), route.max_load)
         try:
             routed = stream.routed = await self._router.pick(
-                pool, route.policy, route.options, path, wanted.body, wanted.degraded, now=time.monotonic()
+                pool, route.policy, route.options, path, wanted.body, wanted.degraded, admitted, now=time.monotonic()
             )
-        except NoInstance as error:
-            metrics.DECISIONS.labels(pool.name, route.policy, Reason.NO_INSTANCE.value).inc()
-            return stream.exchange.refused(error, routing.nowhere(Reason.NO_INSTANCE))
+        except (NoInstance, Shed) as error:
+            return self._refuse(stream, route, error)
         self._on_routed(pool, routed)
         elapsed = time.perf_counter() - started
         choice = routed.choice
@@ -134,6 +147,16 @@ class Processor:
         metrics.BEST_HIT_BYTES.labels(pool.name).inc(choice.best_hit)
         return stream.exchange.decided(routing.to(choice, elapsed * 1000))
 
+    def _refuse(self, stream: _Stream, route: RouteSettings, error: NoInstance | Shed | BodyTimeout) -> list[Output]:
+        reason = _REFUSALS[type(error)]
+        metrics.DECISIONS.labels(route.cluster, route.policy, reason.value).inc()
+        return stream.exchange.refused(error, routing.nowhere(reason))
+
+    def _subset(self, wanted: Decide) -> Subset | None:
+        """The gateway's hint, unless a conformance test says where its request shall go."""
+        selection = wanted.headers.get(routing.CONFORMANCE_SELECTION) if self._conformance else None
+        return Subset([selection]) if selection else wanted.subset
+
     def _prefilled(self, stream: _Stream, answered: Prefilled) -> None:
         """The engine has answered: its prefill is over, and Envoy may have reached another host than the chosen one."""
         if stream.pool is None or stream.routed is None:
@@ -143,6 +166,23 @@ class Processor:
         if answered.served is not None and not stream.pool.reached(chosen, answered.served, time.monotonic()):
             metrics.SERVED_ELSEWHERE.labels(stream.pool.name).inc()
             ticket.move(replace(chosen, address=answered.served).name)
+
+
+_REFUSALS = {NoInstance: Reason.NO_INSTANCE, Shed: Reason.SHED, BodyTimeout: Reason.BODY_TIMEOUT}
+
+
+async def _in_time(events: AsyncIterator[Event], stream: _Stream) -> AsyncIterator[Event]:
+    """The events; where a body that we collect does not end in time, that is the last of them."""
+    while True:
+        try:
+            async with asyncio.timeout_at(stream.body_due if stream.exchange.collecting else None):
+                event = await anext(events)
+        except StopAsyncIteration:
+            return
+        except TimeoutError:
+            yield OutOfTime()
+            return
+        yield event
 
 
 class Health:

@@ -12,8 +12,9 @@ from typing import Any
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
 from extproc import exchange
+from extproc.admission import Subset
 from extproc.exchange import Answer, BodyMode, Continue, Event, Immediate, Phase, Routing, Streamed
-from extproc.routing import NAMESPACE, SERVED
+from extproc.routing import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD = "Process"
@@ -41,9 +42,10 @@ def decode(data: bytes) -> Event:
             message.request_headers.end_of_stream,
             BodyMode.UNKNOWN if unknown else _MODES.get(config.request_body_mode, BodyMode.NONE),
             BodyMode.UNKNOWN if unknown else _MODES.get(config.response_body_mode, BodyMode.NONE),
+            _subset(message),
         )
     if kind == "request_body":
-        return exchange.RequestBody(message.request_body.body, message.request_body.end_of_stream)
+        return exchange.RequestBody(message.request_body.body, message.request_body.end_of_stream, _subset(message))
     if kind == "request_trailers":
         return exchange.RequestTrailers()
     if kind == "response_headers":
@@ -60,10 +62,11 @@ def encode(answer: Answer) -> bytes:
     """One ProcessingResponse."""
     response = ProcessingResponse()
     match answer:
-        case Immediate(status, body, routing):
+        case Immediate(status, body, routing, headers):
             response.immediate_response.status.code = status
             response.immediate_response.body = body
-            _set_header(response.immediate_response.headers, "content-type", "application/json")
+            for name, value in {"content-type": "application/json", **headers}.items():
+                _set_header(response.immediate_response.headers, name, value)
             _set_metadata(response, routing.metadata)
         case Streamed(phase, data, end_of_stream):
             mutation = getattr(response, phase.value).response.body_mutation.streamed_response
@@ -94,6 +97,17 @@ def _served(message: Any) -> str | None:
         if _UPSTREAM in attributes.fields:
             return str(attributes.fields[_UPSTREAM].string_value) or None
     return None
+
+
+def _subset(message: Any) -> Subset | None:
+    """The gateway's hint: a list of endpoints, or one string of them. Null is no hint; anything else admits nobody."""
+    metadata = message.metadata_context.filter_metadata
+    if SUBSET_NAMESPACE not in metadata or SUBSET not in metadata[SUBSET_NAMESPACE].fields:
+        return None
+    hint = metadata[SUBSET_NAMESPACE].fields[SUBSET]
+    if hint.WhichOneof("kind") == "null_value":
+        return None
+    return Subset([hint.string_value, *(value.string_value for value in hint.list_value.values)])
 
 
 def _set_routing(response: Any, phase: Phase, routing: Routing) -> None:

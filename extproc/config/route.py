@@ -18,6 +18,7 @@ from extproc.policies import registry
 PREFIX = "x-smetric-"
 CLUSTER = "x-smetric-cluster"
 POLICY = "x-smetric-policy"
+MAX_LOAD = "x-smetric-max-load"
 
 
 def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -> RouteSettings:
@@ -27,6 +28,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     """
     cluster = default.cluster if default else ""
     policy = default.policy if default else registry.DEFAULT
+    max_load = default.max_load if default else math.inf
     given: dict[str, float] = {}
     for key, value in metadata.items():
         if not key.startswith(PREFIX):
@@ -35,6 +37,8 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
             cluster = value
         elif key == POLICY:
             policy = known_policy(value)
+        elif key == MAX_LOAD:
+            max_load = option_value(key, value)
         else:
             given[known_option(key)] = option_value(key, value)
     if not cluster:
@@ -43,7 +47,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     if default and default.policy == policy:
         options |= default.options
     options |= {name: value for name, value in given.items() if name in options}
-    return RouteSettings(cluster, policy, options)
+    return RouteSettings(cluster, policy, options, max_load)
 
 
 def known_policy(name: str) -> str:
@@ -57,7 +61,7 @@ def known_option(key: str) -> str:
     """The option behind a key, such as `hit_ratio`. Raises ConfigError where no policy has it."""
     name = _options().get(key)
     if name is None:
-        raise ConfigError(f"unknown key {_short(key)!r}: {suggest(key, (CLUSTER, POLICY, *_options()))}")
+        raise ConfigError(f"unknown key {_short(key)!r}: {suggest(key, (CLUSTER, POLICY, MAX_LOAD, *_options()))}")
     return name
 
 

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -71,6 +72,7 @@ class RouteSettings:
     cluster: str
     policy: str = "smetric"
     options: Mapping[str, float] = field(default_factory=dict)
+    max_load: float = math.inf  # requests in flight of an instance; where all have so many, requests are shed
 
 
 @dataclass(frozen=True, slots=True)

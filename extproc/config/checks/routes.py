@@ -10,7 +10,7 @@ from extproc.config.checks.parts import Pools, shown
 from extproc.config.messages import RouteAction
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import CLUSTER, POLICY, PREFIX, known_option, known_policy, option_value, suggest
+from extproc.config.route import CLUSTER, MAX_LOAD, POLICY, PREFIX, known_option, known_policy, option_value, suggest
 from extproc.config.topology import Header, Topology
 from extproc.errors import ConfigError
 
@@ -21,7 +21,7 @@ RETRY_ON = "connect-failure,refused-stream,reset"
 # One of these makes Envoy retry a request whose host went away before the response's headers.
 _DIED = frozenset({"reset", "5xx", "gateway-error"})
 # Values that are numbers but hardly meant: a ratio above 1, a factor below 1.
-_USUAL = {"x-smetric-hit-ratio": (0.0, 1.0), "x-smetric-overload": (1.0, 100.0)}
+_USUAL = {"x-smetric-hit-ratio": (0.0, 1.0), "x-smetric-overload": (1.0, 100.0), MAX_LOAD: (1.0, 1e6)}
 
 
 def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -110,7 +110,8 @@ def _entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
         if key == POLICY:
             known_policy(value)
             return
-        known_option(key)
+        if key != MAX_LOAD:
+            known_option(key)
         number = option_value(key, value)
     except ConfigError as reason:
         yield error(place, str(reason), "see docs/drop-into-your-envoy.md for keys and values")
