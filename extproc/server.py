@@ -38,8 +38,8 @@ OPTIONS = (
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.so_reuseport", 0),  # a second server on a taken port must fail, not share it silently
 )
-# How long we collect a FULL_DUPLEX_STREAMED body: Envoy's message timer does not run there. The largest that we collect,
-# 64 MiB, takes nine minutes at 1 Mbit/s.
+# How long we collect a FULL_DUPLEX_STREAMED body: Envoy's message timer does not run there. The largest that we
+# collect, 64 MiB, takes nine minutes at 1 Mbit/s.
 BODY_S = 600.0
 # Names that gateways probe: the whole server, Kubernetes' two probes, the Endpoint Picker Protocol's, and the service.
 READINESS = ("", "readiness", "inference-extension", wire.SERVICE)
