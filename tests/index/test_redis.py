@@ -284,8 +284,9 @@ async def test_a_refusal_is_no_other_exception(index: RedisIndex) -> None:
             await call
 
 
-async def test_the_sweeper_clears_up(index: RedisIndex, open_another: Opener) -> None:
+async def test_the_sweeper_clears_up(index: RedisIndex, open_another: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """What forgotten instances held disappears from Redis by itself; what others hold stays."""
+    monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.1)
     other = open_another()
     await other.apply([Change("pool", "b", add=CHAIN[:100])])
     await index.apply([Change("pool", f"i{n}", add=[*CHAIN, n]) for n in range(20)])
@@ -334,10 +335,11 @@ async def test_matches_stay_right_while_sweeping(index: RedisIndex) -> None:
 
 async def test_who_left_for_good_is_forgotten(open_another: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance that no writer speaks of any more, because all routers that knew it are gone, is swept away."""
+    monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.1)
     index = open_another()
     await index.apply([Change("pool", "left", add=CHAIN), Change("pool", "stays", add=CHAIN[:50])])
     await index.report("pool", {"left": EXACT})
-    monkeypatch.setattr(module, "RETENTION_S", 2)
+    monkeypatch.setattr(module, "RETENTION_S", 1)
 
     async def gone() -> bool:
         await index.report("pool", {"stays": EXACT})
