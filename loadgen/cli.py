@@ -1,4 +1,7 @@
-"""The command line: one sub-command per module of `loadgen.commands`; a new one is a new file and a line here."""
+"""The command line: one sub-command per module of `loadgen.commands`; a new one is a new file and a line here.
+
+Only the module of the command that is run is imported: an engine starts without what the demo needs.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,15 @@ import argparse
 import signal
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from types import FrameType
 
-from loadgen.commands import CommandError, demo, engine
+from loadgen.commands import CommandError
 
-COMMANDS = (demo, engine)
+COMMANDS = {
+    "demo": "agent sessions through a real Envoy: SMetric against round robin",
+    "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
+}
 INTERRUPTED = 130  # what a shell reports of a process that SIGINT ended
 
 
@@ -21,14 +28,15 @@ def main(argv: Sequence[str] | None = None) -> int:
         description="Agent workloads, simulated vLLM engines, and a demonstration of the router on them.",
     )
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
-    for module in COMMANDS:
-        name = module.__name__.rpartition(".")[2]
-        command = commands.add_parser(
-            name, help=module.HELP, description=module.DESCRIPTION, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.add_arguments(command)
-        command.set_defaults(run=module.run)
-    args = parser.parse_args(argv)
+    arguments = sys.argv[1:] if argv is None else argv
+    for name, text in COMMANDS.items():
+        command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
+        if name in arguments[:1]:
+            module = import_module(f"loadgen.commands.{name}")
+            command.description = module.DESCRIPTION
+            module.add_arguments(command)
+            command.set_defaults(run=module.run)
+    args = parser.parse_args(arguments)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = args.run(args)

@@ -19,7 +19,6 @@ from loadgen.summary import Summary, summarise
 from loadgen.watch import Watch
 from loadgen.workload import Session
 
-HELP = "agent sessions through a real Envoy: SMetric against round robin"
 DESCRIPTION = """\
 Run the same agent sessions through Envoy and ext_proc under one policy after the other, each time with fresh engines,
 show what happens, and compare. Takes about a minute; Ctrl-C stops it and cleans up.

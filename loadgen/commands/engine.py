@@ -16,7 +16,6 @@ from loadgen.kv_events import Format
 from loadgen.publisher import Addresses
 from loadgen.timing import PROFILES
 
-HELP = "one simulated vLLM: OpenAI API, prefix cache, KV events"
 DESCRIPTION = """\
 Run one simulated vLLM until Ctrl-C or SIGTERM.
 
