@@ -56,7 +56,7 @@ _PART_FIELDS = frozenset(_MEDIA_FIELDS) | {
     "uuid",
 }
 # The line changes with every request of Claude Code, so vLLM cuts it off: it would spoil every cache hit.
-_BILLING_HEADER = "x-anthropic-billing-header"
+BILLING_HEADER = "x-anthropic-billing-header"
 
 
 def messages(raw: Any) -> list[Json]:
@@ -146,13 +146,13 @@ def _part(raw: Any) -> Json | None:
 
 def _without_billing_header(raw: Any) -> Any:
     if isinstance(raw, str):
-        return (raw.partition("\n")[2] or []) if raw.startswith(_BILLING_HEADER) else raw
+        return (raw.partition("\n")[2] or []) if raw.startswith(BILLING_HEADER) else raw
     if not isinstance(raw, list):
         return raw
     kept = []
     for part in raw:
         text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
-        if isinstance(text, str) and text.startswith(_BILLING_HEADER):
+        if isinstance(text, str) and text.startswith(BILLING_HEADER):
             rest = text.partition("\n")[2]
             if not rest:
                 continue

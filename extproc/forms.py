@@ -67,6 +67,15 @@ def without_developer(messages: Sequence[Message]) -> Sequence[Message]:
     return [merged, *(message for message in renamed if message["role"] != "system")]
 
 
+def system_first(messages: Sequence[Message]) -> Sequence[Message]:
+    """All system messages, whose contents are strings, as one that is first: vLLM's way for /v1/messages."""
+    system = [message["content"] for message in messages if message["role"] == "system"]
+    if len(system) < 2 and (not system or messages[0]["role"] == "system"):
+        return messages
+    merged = {"role": "system", "content": "".join(text for text in system if isinstance(text, str))}
+    return [merged, *(message for message in messages if message["role"] != "system")]
+
+
 def opened(messages: Sequence[Message]) -> list[Message]:
     """The messages with a tag at the end of the last one's text, for `closed` to cut the rendering at."""
     *others, final = messages

@@ -20,6 +20,13 @@ class Role(StrEnum):
     DECODE = "decode"
 
 
+class Disaggregation(StrEnum):
+    """Who sends the prefill request of a disaggregated pool: a sidecar of the decode instance, or this process."""
+
+    SIDECAR = "sidecar"
+    FILTER = "filter"
+
+
 class Source(StrEnum):
     """What feeds the index of a pool: the engines' KV events, or what the router itself sent where."""
 
@@ -47,6 +54,7 @@ class Reason(StrEnum):
     UNSUPPORTED_API = "unsupported_api"  # ... the path is no API that we render
     RENDER_FAILED = "render_failed"  # ... the chat template refused it
     INDEX_UNAVAILABLE = "index_unavailable"  # ... the index failed or missed its budget
+    PREFILL_FAILED = "prefill_failed"  # ... no prefill instance computed the prompt: the decode instance does
     INTERNAL_ERROR = "internal_error"  # ... we have a bug; it is in the log
     # no destination at all
     NO_POOL = "no_pool"  # the named cluster is none of the Envoy YAML's: Envoy's own policy decides
@@ -104,6 +112,11 @@ class Request:
     cache_salt: str | None = None
     stream: bool = False
     add_special_tokens: bool = False  # the tokenizer's own BOS and EOS around what the template wrote
+    prompt: str | Sequence[int] | None = None  # in place of messages: a text, or token ids
+    anthropic: bool = False  # of /v1/messages: some of what vLLM makes of it depends on the template
+    prefills: bool = True  # False: the engine only counts the tokens, and caches nothing
+    stored: bool = False  # the engine may keep its response, for others to refer to
+    previous_response: str | None = None  # the stored response that this one continues
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,13 +126,17 @@ class Prompt:
     data: bytes
     history: int  # length of the carried history: up to the end of the last assistant message; 0 without one
     matchable: int  # length up to the first image, video or audio; the whole prompt without one
+    replies: int = 0  # assistant replies found in the text, where it came without messages
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """A decision and everything an operator may ask about it."""
+    """A decision and everything an operator may ask about it.
 
-    instance: Instance
+    In a disaggregated pool `instance` decodes; hits and loads are those of `prefill`, and loads are in bytes to prefill.
+    """
+
+    instance: Instance  # the destination
     fallbacks: tuple[Instance, ...]  # where Envoy retries, by least load
     policy: str
     reason: Reason
@@ -130,3 +147,9 @@ class Choice:
     prompt: int
     load: float  # of the chosen instance, before this request is counted
     mean_load: float
+    prefill: Instance | None = None  # computes the prompt for `instance`; None where that does it itself
+
+    @property
+    def computes(self) -> Instance:
+        """The instance that computes the prompt, and has it cached afterwards."""
+        return self.prefill or self.instance

@@ -1,6 +1,7 @@
-"""Request bodies of the OpenAI APIs: path and bytes -> `Request`.
+"""Request bodies of the APIs that vLLM speaks: path and bytes -> `Request`.
 
-Owns the table of APIs and the fields around the messages; the messages themselves are `conversation.py`'s. Refuses to
+Owns the table of APIs and the fields around the messages; the messages themselves are `conversation.py`'s. Anthropic's
+messages and OpenAI's responses are made into chats first, as vLLM does (`anthropic.py`, `responses.py`). Refuses to
 know templates, tokens and routing. One more API is one more function and one more row of `_APIS`.
 
 Bodies that vLLM 0.32 would refuse are read leniently where older versions did so, and are otherwise `UnreadableBody`:
@@ -9,12 +10,13 @@ the engine judges them in both cases.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import msgspec
 
-from extproc import conversation
+from extproc import anthropic, conversation, responses
 from extproc.errors import UnreadableBody, UnsupportedApi
 from extproc.model import Request
 
@@ -63,7 +65,53 @@ def _chat_completions(body: Body) -> Request:
     )
 
 
-_APIS: Mapping[str, Callable[[Body], Request]] = {"/v1/chat/completions": _chat_completions}
+def _completions(body: Body) -> Request:
+    return Request(
+        model=_text(body, "model"),
+        turn=0,
+        messages=(),
+        prompt=_prompt(body.get("prompt")),
+        cache_salt=_text(body, "cache_salt"),
+        stream=_flag(body, "stream"),
+        add_special_tokens=_flag(body, "add_special_tokens", default=True),
+    )
+
+
+def _messages(body: Body) -> Request:
+    return replace(_chat_completions(anthropic.chat(body)), anthropic=True)
+
+
+def _count_tokens(body: Body) -> Request:
+    return replace(_messages(body), prefills=False)
+
+
+def _responses(body: Body) -> Request:
+    return replace(
+        _chat_completions(responses.chat(body)),
+        stored=_flag(body, "store", default=True),
+        previous_response=_text(body, "previous_response_id"),
+    )
+
+
+_APIS: Mapping[str, Callable[[Body], Request]] = {
+    "/v1/chat/completions": _chat_completions,
+    "/v1/completions": _completions,
+    "/v1/messages": _messages,
+    "/v1/messages/count_tokens": _count_tokens,
+    responses.PATH: _responses,
+}
+
+
+def _prompt(raw: Any) -> str | Sequence[int]:
+    """A text or token ids; of several prompts, which vLLM takes in one request, the longest: it costs the most."""
+    if isinstance(raw, list) and raw and not isinstance(raw[0], int):
+        kind = type(raw[0])
+        if kind not in (str, list) or not all(isinstance(prompt, kind) for prompt in raw):
+            raise UnreadableBody("`prompt` holds neither texts nor lists of token ids")
+        raw = max(raw, key=len)
+    if not isinstance(raw, str | list) or not raw:
+        raise UnreadableBody("`prompt` is neither text nor token ids, or is empty")
+    return raw
 
 
 def _template_kwargs(body: Body) -> Body:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
+from array import array
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from extproc import forms, template
+from extproc import forms, probes, template
 from extproc.conversation import MEDIA
 from extproc.errors import RenderError
 from extproc.model import Prompt, Request
@@ -22,6 +25,7 @@ from extproc.normalizer import Normalizer
 from extproc.progress import Progress
 from extproc.template import ChatTemplate, Clock
 from extproc.tokenizer_files import TokenizerFiles
+from extproc.vocabulary import Vocabulary
 
 Message = Mapping[str, Any]
 
@@ -42,11 +46,18 @@ class Renderer:
     """Renders as vLLM does with the files of one model."""
 
     def __init__(
-        self, templates: Mapping[str, ChatTemplate], normalizer: Normalizer, named_tokens: Mapping[str, str]
+        self,
+        templates: Mapping[str, ChatTemplate],
+        normalizer: Normalizer,
+        named_tokens: Mapping[str, str],
+        vocabulary: Vocabulary,
     ) -> None:
         self._templates = templates
         self._normalizer = normalizer
         self._named_tokens = named_tokens
+        self._vocabulary = vocabulary
+        self._system_first = probes.wants_system_first(template.source for template in templates.values())
+        self._marks = probes.marks(self._render_for_probe)
 
     @classmethod
     def load(cls, model_dir: Path, clock: Clock = datetime.now) -> Renderer:
@@ -59,7 +70,7 @@ class Renderer:
             _log.warning("%s", doubt)
         sources = template.sources(model_dir, files.config)
         templates = {name: ChatTemplate(source, clock) for name, source in sources.items()}
-        return cls(templates, Normalizer.load(files), files.named_tokens())
+        return cls(templates, Normalizer.load(files), files.named_tokens(), Vocabulary.of(files))
 
     def render(self, request: Request) -> Prompt:
         """The prompt of a request. Raises RenderError, and nothing else."""
@@ -71,6 +82,10 @@ class Renderer:
             raise RenderError(f"the chat template failed: {type(error).__name__}: {str(error)[:200]}") from error
 
     def _prompt(self, request: Request) -> Prompt:
+        if request.prompt is not None:
+            return self._given(request.prompt, special_tokens=request.add_special_tokens)
+        if request.anthropic:
+            request = self._for_anthropic(request)
         chosen = self._templates["default"]
         if request.tools is not None:
             chosen = self._templates.get("tool_use", chosen)
@@ -88,6 +103,35 @@ class Renderer:
             return max(0, len(data) - len(rest))
 
         return Prompt(data, history=offset(history) if request.turn else 0, matchable=offset(matchable))
+
+    def _given(self, given: str | Sequence[int], *, special_tokens: bool) -> Prompt:
+        """A prompt that came without messages: to ids nothing is added, and the replies in it have to be looked for."""
+        if isinstance(given, str):
+            before, after = self._normalizer.around if special_tokens else (b"", b"")
+            data = before + self._normalizer(given) + after
+        else:
+            data = self._vocabulary.decode(given)
+        replies, history = self._marks.find(data)
+        return Prompt(data, history, matchable=len(data), replies=replies)
+
+    def _for_anthropic(self, request: Request) -> Request:
+        """What vLLM does to a request of /v1/messages after it has tried what the template can take."""
+        if self._system_first:
+            request = replace(request, messages=forms.system_first(request.messages))
+        if request.template_kwargs.get("reasoning_effort") == "none" and not self._can_stop_thinking:
+            kwargs = {**request.template_kwargs, "reasoning_effort": "low", "enable_thinking": True}
+            request = replace(request, template_kwargs=kwargs)
+        return request
+
+    @cached_property
+    def _can_stop_thinking(self) -> bool:
+        return probes.can_stop_thinking(self._render_for_probe)
+
+    def _render_for_probe(self, request: Request) -> str | None:
+        try:
+            return self._text(request, self._templates["default"], request.messages)[0]
+        except Exception:  # a template may raise anything
+            return None
 
     def _text(self, request: Request, chosen: ChatTemplate, messages: Sequence[Message]) -> tuple[str, int]:
         """The text of a prompt, and how many of its characters are history."""
@@ -135,10 +179,14 @@ class PlainRenderer:
         """The prompt of a request. Raises RenderError, and nothing else."""
         try:
             return self._prompt(request)
-        except (RecursionError, TypeError, ValueError) as error:
+        except (OverflowError, RecursionError, TypeError, ValueError) as error:
             raise RenderError(f"not renderable: {type(error).__name__}: {str(error)[:200]}") from error
 
     def _prompt(self, request: Request) -> Prompt:
+        if request.prompt is not None:
+            given = request.prompt
+            data = given.encode() if isinstance(given, str) else array("q", given).tobytes()
+            return Prompt(data, history=0, matchable=len(data))
         pieces = [_dump(tool) for tool in request.tools or ()]
         history = 0
         media: int | None = None

@@ -64,7 +64,7 @@ def test_what_is_left_out_has_the_engines_defaults() -> None:
     assert read(model="", tools=[], cache_salt=None, stream=None, chat_template_kwargs=None) == read()
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions/", "/v1/embeddings", "/", "", "?" + CHAT])
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/", "/v1/embeddings", "/", "", "?" + CHAT])
 def test_a_path_that_we_cannot_render_is_an_unsupported_api(path: str) -> None:
     """Paths are compared whole: what is not in the table is routed by load."""
     with pytest.raises(UnsupportedApi):

@@ -1,0 +1,56 @@
+"""Questions to a chat template, answered by rendering tiny chats, as vLLM does for some of them.
+
+Owns the tiny chats. Refuses to know prompts and requests of clients. `Render` gives the text of a chat, or None where
+the template refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from jinja2.exceptions import TemplateError
+from jinja2.ext import loopcontrols
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from extproc.marks import QUESTION, REPLY, Marks, learn
+from extproc.model import Request
+
+Render = Callable[[Request], str | None]
+
+_EFFORTS = ("low", "medium", "high", "xhigh", "max")
+
+
+def marks(render: Render) -> Marks:
+    """What the template writes around a reply; nothing where it refuses or changes the tiny chats."""
+    question, reply = {"role": "user", "content": QUESTION}, {"role": "assistant", "content": REPLY}
+    chats = (([question], False), ([question], True), ([question, reply], False))
+    asked, prompted, answered = (
+        render(Request(None, 0, messages, add_generation_prompt=generates)) for messages, generates in chats
+    )
+    return Marks() if asked is None or prompted is None or answered is None else learn(asked, prompted, answered)
+
+
+def wants_system_first(sources: Iterable[str]) -> bool:
+    """Whether one of the templates refuses a system message that is not the first.
+
+    vLLM's own test, in its bare environment: a template that needs what transformers adds to it counts as refusing.
+    """
+    says = [{"role": role, "content": "t"} for role in ("system", "user", "system", "user")]
+    for source in sources:
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        try:
+            environment.from_string(source).render(messages=says, add_generation_prompt=False)
+        except TemplateError:
+            return True
+    return False
+
+
+def can_stop_thinking(render: Render) -> bool:
+    """Whether the effort "none" makes a prompt that no other effort makes."""
+
+    def hi(effort: str) -> str | None:
+        kwargs = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        return render(Request(None, 0, [{"role": "user", "content": "Hi"}], template_kwargs=kwargs))
+
+    stopped = hi("none")
+    return stopped is not None and all(hi(effort) != stopped for effort in _EFFORTS)
