@@ -164,7 +164,7 @@ class Mirror:
             raise UnusableEvents("contradiction", "a block that is its own ancestor")
         texts = list(self._texts(event, first, until))
         self._ignored["unknown_token"] += len(hashes) - len(texts)
-        root = blocks.root(self._pool, event.adapter, event.salt)
+        root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt)
         for run, position in self._forest.grow(behind, root, hashes, texts):
             self._reach_on(run, position)
         self.blocks += len(texts)

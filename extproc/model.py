@@ -82,7 +82,11 @@ class Instance:
 
 
 class Knowledge(StrEnum):
-    """How well the index knows an instance's cache. One that is not `exact` has no entries: it counts as no hit."""
+    """How well the index knows an instance's cache.
+
+    All that was known is forgotten when an instance becomes `unknown`. What is stored from then on, whole prompts only,
+    is known again and is a hit; until it is `exact` there may be more in the cache than that, but not less.
+    """
 
     EXACT = "exact"  # every event since the cache was empty has been applied
     RECOVERING = "recovering"  # a gap is being replayed
