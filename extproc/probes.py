@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from jinja2.exceptions import TemplateError
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
@@ -40,7 +39,7 @@ def wants_system_first(sources: Iterable[str]) -> bool:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         try:
             environment.from_string(source).render(messages=says, add_generation_prompt=False)
-        except TemplateError:
+        except Exception:  # a template may raise anything; where it is no TemplateError, vLLM does not even start
             return True
     return False
 

@@ -197,7 +197,7 @@ def test_history_ends_before_parallel_results(style: str, results: int, styles: 
 def test_history_of_a_template_that_collects_its_output(styles: dict[str, Renderer]) -> None:
     """Where a template writes everything at once, history is found from a second rendering, within a prompt block."""
     for session in ("text", "a very short question", "earlier replies"):
-        data, history, _ = astuple(render(styles["collected"], *SESSIONS[session]))
+        data, history, *_ = astuple(render(styles["collected"], *SESSIONS[session]))
         end = data.index(b"<|im_end|>\n", data.index(b"REPLY")) + len(b"<|im_end|>\n")
         assert end <= history < end + blocks.DEFAULT_SIZE
 
