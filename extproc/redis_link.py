@@ -12,6 +12,7 @@ import hashlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from importlib import resources
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
@@ -105,6 +106,12 @@ class Script:
         self._source = source.encode()
         self._digest = hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
         self._keys = keys
+
+    @classmethod
+    def read(cls, *names: str, keys: int) -> Script:
+        """The script made of these files of `index/`, one after the other; so many of its arguments are keys."""
+        files = resources.files("extproc.index")
+        return cls("\n".join(files.joinpath(f"{name}.lua").read_text() for name in names), keys)
 
     async def run(self, client: Client, keys_and_arguments: Sequence[Argument]) -> Any:
         """Its answer to one call."""

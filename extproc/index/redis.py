@@ -11,7 +11,6 @@ import struct
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from importlib import resources
 from typing import TypeVar
 from urllib.parse import quote
 
@@ -39,13 +38,9 @@ SWEEP_PAUSE_S = 0.002  # after each step, so that sweeping takes at most a tenth
 SWEEP_FIELDS = 250  # a step: about a quarter of a millisecond
 SWEEP_LEASE_S = 5.0
 
-
-def _script(name: str) -> Script:
-    here = resources.files("extproc.index")
-    return Script(f"{here.joinpath('pool.lua').read_text()}\n{here.joinpath(f'{name}.lua').read_text()}", keys=4)
-
-
-_MATCH, _APPLY, _REPORT, _READ, _SWEEP = (_script(name) for name in ("match", "apply", "report", "read", "sweep"))
+_MATCH, _APPLY, _REPORT, _READ, _SWEEP = (
+    Script.read("pool", name, keys=4) for name in ("match", "apply", "report", "read", "sweep")
+)
 _ENTRY = struct.Struct(">16sddd")  # owner, newest write applied, blocks held, heard of (ms)
 _STAMP = struct.Struct(">d")
 
