@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 
-from extproc import config, metrics
+from extproc import config, metrics, tls
 from extproc.admin import Admin
 from extproc.config import PoolSettings, RouteSettings, Settings
 from extproc.discovery import Discovery
@@ -30,7 +30,8 @@ from extproc.prompt import PlainRenderer, Renderer
 from extproc.recorder import Recorder
 from extproc.replicas import RENEW_S, Leases, LoadExchange
 from extproc.router import Routed, Router
-from extproc.server import OPTIONS, Health, Metadata, Processor
+from extproc.routing import CONFORMANCE_SELECTION
+from extproc.server import OPTIONS, Health, Metadata, Processor, credentials
 from extproc.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
@@ -60,6 +61,10 @@ class Options:
     drain_timeout_s: float
     follow: bool  # whether this `serve`, or a child of it, follows the engines' events
     until_stdin_closes: bool  # a child of `serve` stops when its parent does
+    tls_cert: Path | None = None
+    tls_key: Path | None = None
+    tls_self_signed: bool = False
+    conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
 
     @property
     def shared(self) -> bool:
@@ -87,20 +92,25 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
     async with contextlib.AsyncExitStack() as stack:
         node = Node(settings, options, follow=follow)
         stack.push_async_callback(node.close)
-        processor = Processor(node.router, node.pools, Routes(settings.default), _record(node.recorder))
+        routes, record = Routes(settings.default), _record(node.recorder)
+        processor = Processor(node.router, node.pools, routes, record, conformance=options.conformance)
         node.streams = lambda: processor.streams
         server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), Health()
         server.add_generic_rpc_handlers((processor.handler(),))
         for one in (server, probes):
             health.add_to(one)
         await health.set(ready=False)
-        _bind(server, "--listen", options.listen)
+        certificates = tls.source(options.tls_cert, options.tls_key, self_signed=options.tls_self_signed)
+        _bind(server, "--listen", options.listen, certificates)
         _bind(probes, "--health", options.health)
         await node.start()
         for one in (probes, server):
             await one.start()
         await health.set(ready=True)
-        _log.info("serving ext_proc on %s, index %s, pools %s", options.listen, options.index, ", ".join(node.pools))
+        names, secured = ", ".join(node.pools), "TLS" if certificates else "plaintext"
+        _log.info("serving ext_proc on %s (%s), index %s, pools %s", options.listen, secured, options.index, names)
+        if options.conformance:
+            _log.warning("--conformance: any client can choose its instance by %s", CONFORMANCE_SELECTION)
 
         await stop.wait()
         _log.info("draining %d streams, at most %g s", processor.streams, options.drain_timeout_s)
@@ -260,8 +270,11 @@ def _pool(settings: PoolSettings) -> Pool:
     )
 
 
-def _bind(server: grpc.aio.Server, flag: str, address: Address) -> None:
+def _bind(server: grpc.aio.Server, flag: str, address: Address, certificates: tls.Source | None = None) -> None:
     try:
-        server.add_insecure_port(str(address))
+        if certificates is None:
+            server.add_insecure_port(str(address))
+        else:
+            server.add_secure_port(str(address), credentials(certificates))
     except RuntimeError as error:
         raise ConfigError(f"{flag}: cannot listen on {address}; is another process there?") from error

@@ -68,6 +68,10 @@ def _run(arguments: argparse.Namespace, *, follow_only: bool) -> int:
         drain_timeout_s=arguments.drain_timeout,
         follow=not arguments.no_follow,
         until_stdin_closes=arguments.until_stdin_closes,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        tls_self_signed=arguments.tls_self_signed,
+        conformance=arguments.conformance,
     )
     try:
         settings = config.load(options.envoy_yaml)
@@ -150,6 +154,19 @@ def _parser() -> argparse.ArgumentParser:
         help="seconds that open streams may take on SIGTERM, default %(default)s",
     )
     add("--no-follow", action="store_true", help="leave the engines' events to other processes (needs redis://)")
+    add(
+        "--tls-cert",
+        type=Path,
+        metavar="PATH",
+        help="serve --listen by TLS: certificate chain, read again when renewed",
+    )
+    add("--tls-key", type=Path, metavar="PATH", help="private key of --tls-cert")
+    add("--tls-self-signed", action="store_true", help="serve --listen by TLS with a certificate of our own (openssl)")
+    add(
+        "--conformance",
+        action="store_true",
+        help="let clients choose their instance, as conformance tests of gateways do; never in production",
+    )
 
     follow.add_argument(
         "--metrics",
@@ -160,6 +177,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     follow.add_argument("--index", required=True, metavar="URL", help="redis[s]://[USER:PASSWORD@]HOST:PORT/DB")
     follow.set_defaults(listen=Address("", 0), health=Address("", 0), workers=1, drain_timeout=0.0, no_follow=False)
+    follow.set_defaults(tls_cert=None, tls_key=None, tls_self_signed=False, conformance=False)
 
     check.add_argument("envoy_yaml", type=Path, metavar="PATH", help="the Envoy configuration")
     serve.set_defaults(run=_serve)

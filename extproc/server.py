@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc import metrics, routing, wire
+from extproc import metrics, routing, tls, wire
 from extproc.admission import Admission, Subset
 from extproc.config import RouteSettings
 from extproc.errors import BodyTimeout, NoInstance, Shed
@@ -201,6 +201,16 @@ class Health:
         await self._servicer.set(LIVENESS, serving)
         for name in READINESS:
             await self._servicer.set(name, serving if ready else health_pb2.HealthCheckResponse.NOT_SERVING)
+
+
+def credentials(certificates: tls.Source) -> grpc.ServerCredentials:
+    """TLS with ALPN h2, by the certificate that is good at the moment of each handshake."""
+
+    def fetch() -> grpc.ServerCertificateConfiguration:
+        pair = certificates()
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
+
+    return grpc.dynamic_ssl_server_credentials(fetch(), fetch)
 
 
 def _metadata(context: Any) -> Metadata:

@@ -59,6 +59,10 @@ def _worker(options: Options, number: int) -> Sequence[str]:
     arguments = ["serve", "--no-follow", "--drain-timeout", str(options.drain_timeout_s)]
     for flag, address in (("listen", options.listen), ("health", options.health), ("metrics", options.metrics)):
         arguments += [f"--{flag}", str(_next(address, number))]
+    for flag, path in (("tls-cert", options.tls_cert), ("tls-key", options.tls_key)):
+        arguments += [f"--{flag}", str(path)] if path is not None else []
+    for flag, given in (("tls-self-signed", options.tls_self_signed), ("conformance", options.conformance)):
+        arguments += [f"--{flag}"] if given else []
     return _command(options, arguments)
 
 
