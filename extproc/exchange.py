@@ -8,6 +8,7 @@ known. It refuses to know protobuf (`wire.py`), gRPC (`server.py`) and how an in
         match output:
             case Decide():    for answer in exchange.decided(routing): ...   (or exchange.refused(error))
             case Prefilled(): the engine has answered
+            case Prefill():   what `decided` takes once another instance has computed the prompt
             case _:           an answer for Envoy, in this order
 
 The rules it keeps are Envoy's: in BUFFERED mode headers are answered before the body comes and the destination rides on
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from http import HTTPStatus
 from typing import ClassVar
@@ -126,6 +127,14 @@ class Decide:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefill:
+    """The prompt shall be computed elsewhere before the request goes on (disaggregation in `filter` mode)."""
+
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
 class Prefilled:
     """The engine has answered with this status: prefill is over. `served` as in ResponseHeaders."""
 
@@ -146,10 +155,11 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Let the message pass; `routing` says what the decision changes on it."""
+    """Let the message pass; `routing` says what the decision changes on it, `body` replaces the request's."""
 
     phase: Phase
     routing: Routing | None = None
+    body: bytes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +172,13 @@ class Streamed:
 
 
 @dataclass(frozen=True, slots=True)
+class Extend:
+    """Ask Envoy to wait longer for the answer that is due; it grants at most its `max_message_timeout`."""
+
+    timeout_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Immediate:
     """Answer the client ourselves."""
 
@@ -171,8 +188,8 @@ class Immediate:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-Answer = Continue | Streamed | Immediate
-Output = Decide | Prefilled | Answer
+Answer = Continue | Streamed | Extend | Immediate
+Output = Decide | Prefill | Prefilled | Answer
 
 
 class ProtocolViolation(Exception):
@@ -220,13 +237,26 @@ class Exchange:
             raise ProtocolViolation(f"{type(event).__name__} while {self.state.value}") from None
         return row(self, event)
 
-    def decided(self, routing: Routing) -> list[Output]:
-        """The answers that send the request to where `routing` says."""
+    def prefill(self, timeout_ms: int) -> list[Output]:
+        """The answer takes so long, because of a prefill elsewhere: Envoy must wait, where a timer of its runs."""
+        if self.state is not State.DECIDING:
+            raise ProtocolViolation(f"a prefill while {self.state.value}")
+        duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
+        wait: list[Output] = [] if duplex else [Extend(timeout_ms)]
+        return [*wait, Prefill(self._headers, b"".join(self._body))]
+
+    def decided(self, routing: Routing, body: bytes | None = None) -> list[Output]:
+        """The answers that send the request, with another `body` if one is given, to where `routing` says."""
         self._leave_deciding(State.ROUTED)
-        outputs: list[Output] = [Continue(self._answer_due, routing)]
-        if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED and self._answer_due is Phase.REQUEST_HEADERS:
+        duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED and self._answer_due is Phase.REQUEST_HEADERS
+        if body is not None:
+            # Envoy does not correct the length by itself: it would answer 500.
+            routing = replace(routing, set_headers={**routing.set_headers, "content-length": str(len(body))})
+        outputs: list[Output] = [Continue(self._answer_due, routing, None if duplex else body)]
+        if duplex:
             end = not (self._trailers or self._streaming)
-            outputs += _chunks(Phase.REQUEST_BODY, b"".join(self._body), end_of_stream=end)
+            whole = b"".join(self._body) if body is None else body
+            outputs += _chunks(Phase.REQUEST_BODY, whole, end_of_stream=end)
             if self._trailers:
                 outputs.append(Continue(Phase.REQUEST_TRAILERS))
         self._body.clear()

@@ -13,6 +13,7 @@ from extproc.model import Choice, Reason
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 NAMESPACE = "envoy.lb"
+PREFILLER = "x-prefiller-host-port"  # read by llm-d's routing sidecar in front of a decode instance
 SUBSET = "x-gateway-destination-endpoint-subset"
 SUBSET_NAMESPACE = "envoy.lb.subset_hint"
 # What the reference conformance tests of gateways steer by and look at; both only with `--conformance`.

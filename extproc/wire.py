@@ -13,7 +13,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 
 from extproc import exchange
 from extproc.admission import Subset
-from extproc.exchange import Answer, BodyMode, Continue, Event, Immediate, Phase, Routing, Streamed
+from extproc.exchange import Answer, BodyMode, Continue, Event, Extend, Immediate, Phase, Routing, Streamed
 from extproc.routing import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -72,9 +72,13 @@ def encode(answer: Answer) -> bytes:
             mutation = getattr(response, phase.value).response.body_mutation.streamed_response
             mutation.body = data
             mutation.end_of_stream = end_of_stream
-        case Continue(phase, routing):
+        case Extend(timeout_ms):
+            response.override_message_timeout.FromMilliseconds(timeout_ms)
+        case Continue(phase, routing, body):
             target = getattr(response, phase.value)
             target.SetInParent()
+            if body is not None:
+                target.response.body_mutation.body = body
             if routing is not None:
                 _set_routing(response, phase, routing)
     encoded: bytes = response.SerializeToString()

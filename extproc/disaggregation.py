@@ -1,0 +1,147 @@
+"""Prefill-decode disaggregation, the pure part: which instances do which half, and the two bodies of one request.
+
+A pool is disaggregated where its instances' roles say so. A request that can be halved is computed up to its first
+token by a prefill instance, whose KV the decode instance then pulls over vLLM's connector: `kv_transfer_params` in the
+prefill's answer say where it is, and must be in the request that the decode instance gets. Knows no HTTP
+(`prefill.py`), no Envoy, and not how an instance is chosen (`router.py`).
+
+Bodies are spliced and never serialised anew, so that both halves render to the same prompt, byte for byte. What is
+added stands last in the object: of two equal keys vLLM takes the later one, so a client cannot overrule it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from extproc.loads import Ticket
+from extproc.model import Instance, Role
+
+# Prefill instances that one request tries before its decode instance computes the prompt itself. Two, because a second
+# failure is hardly the instance's.
+ATTEMPTS = 2
+
+# The APIs that vLLM can disaggregate, with the fields that limit the reply. The Responses API is none: it keeps state
+# in the one engine that answers.
+LIMITS: Mapping[str, tuple[str, ...]] = {
+    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
+    "/v1/completions": ("max_tokens",),
+    "/v1/messages": ("max_tokens",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """The instances that may decode, and those that may prefill for them: none where each does everything itself."""
+
+    prefill: Sequence[Instance]
+    decode: Sequence[Instance]
+
+
+def halves(candidates: Sequence[Instance], failed: Collection[str] = ()) -> Halves:
+    """The two sides of a pool. Where one side is empty the other serves alone, whatever its role.
+
+    `failed` names instances that could not prefill this request: they are not asked again.
+    """
+    decode = [instance for instance in candidates if instance.role is not Role.PREFILL]
+    if not decode or all(instance.role is Role.BOTH for instance in candidates):
+        return Halves((), candidates)
+    prefill = [i for i in candidates if i.role is not Role.DECODE and i.name not in failed]
+    return Halves(prefill, decode)
+
+
+class _Shape(msgspec.Struct, gc=False):
+    n: int | None = None
+    prompt: msgspec.Raw = msgspec.Raw()
+    use_beam_search: bool | None = None
+
+
+_SHAPES = msgspec.json.Decoder(_Shape)
+_TOKEN_IDS = b"-0123456789"
+
+
+def divisible(path: str, body: bytes) -> bool:
+    """Whether a request can be halved: one prompt, one reply.
+
+    The KV of a prompt is freed on the prefill instance as soon as it was pulled once; several replies, or the prompts
+    of a batch, would each want it. Never raises.
+    """
+    if path.partition("?")[0] not in LIMITS:
+        return False
+    try:
+        shape = _SHAPES.decode(body)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    prompt = bytes(shape.prompt).lstrip()
+    batch = prompt[:1] == b"[" and prompt[1:].lstrip()[:1] not in _TOKEN_IDS
+    return shape.n in (None, 1) and not shape.use_beam_search and not batch
+
+
+def prefill_body(path: str, body: bytes) -> bytes:
+    """The request that computes the prompt, samples one token and keeps the KV for another engine to pull."""
+    limits = dict.fromkeys(LIMITS[path.partition("?")[0]], 1)
+    fields = limits | {"min_tokens": 0, "stream": False, "stream_options": None, "kv_transfer_params": _EXPORT}
+    return _spliced(body, msgspec.json.encode(fields)[1:-1])
+
+
+def decode_body(body: bytes, kv_transfer_params: bytes) -> bytes:
+    """The request that pulls the KV from where `kv_transfer_params` (JSON) say, and generates the reply."""
+    return _spliced(body, b'"kv_transfer_params":' + kv_transfer_params)
+
+
+_EXPORT = {
+    "do_remote_decode": True,
+    "do_remote_prefill": False,
+    "remote_engine_id": None,
+    "remote_block_ids": None,
+    "remote_host": None,
+    "remote_port": None,
+}
+
+
+def _spliced(body: bytes, fields: bytes) -> bytes:
+    """A JSON object with more fields at its end."""
+    end = body.rindex(b"}")
+    comma = b"" if body[:end].rstrip().endswith(b"{") else b","
+    return b"".join((body[:end], comma, fields, body[end:]))
+
+
+class _Answer(msgspec.Struct, gc=False):
+    kv_transfer_params: msgspec.Raw = msgspec.Raw()
+
+
+_ANSWERS = msgspec.json.Decoder(_Answer)
+
+
+def kv_transfer_params(answer: bytes) -> bytes | None:
+    """The JSON object in a prefill's answer that says where the KV is; None where there is none. Never raises."""
+    try:
+        found = bytes(_ANSWERS.decode(answer).kv_transfer_params).strip()
+    except (msgspec.DecodeError, RecursionError):
+        return None
+    return found if found.startswith(b"{") else None
+
+
+class PairTicket:
+    """The load that a halved request holds on both of its instances; a `Ticket` to whoever gives it back."""
+
+    __slots__ = ("_decode", "_prefill")
+
+    def __init__(self, prefill: Ticket, decode: Ticket) -> None:
+        self._prefill = prefill
+        self._decode = decode
+
+    def prefilled(self) -> None:
+        """The prefill instance is done with the request."""
+        self._prefill.release()
+
+    def move(self, instance: str) -> None:
+        """Envoy reached another decode instance than chosen."""
+        self._decode.move(instance)
+
+    def release(self) -> None:
+        """The request is over, however it ended."""
+        self._prefill.release()
+        self._decode.release()
