@@ -161,7 +161,7 @@ class Stack:
         if self.extproc:
             self.extproc.kill()
 
-    def access_log(self, at_least: int = 0, timeout: float = 5.0) -> list[dict[str, Json]]:
+    def access_log(self, at_least: int = 0, timeout: float = 20.0) -> list[dict[str, Json]]:
         """Envoy's access log, one dict a request, in the order of ending. Waits until there are `at_least` so many.
 
         The decision of ext_proc is under `smetric`, None where there was none. What there is after `timeout` seconds
@@ -180,7 +180,7 @@ class Stack:
         stats = json.loads(get(f"{self.admin_url}/stats?format=json") or b'{"stats": []}')["stats"]
         return next((int(stat["value"]) for stat in stats if stat.get("name") == name), 0)
 
-    def wait_healthy(self, engines: int, timeout: float = 20.0) -> None:
+    def wait_healthy(self, engines: int, timeout: float = 60.0) -> None:
         """Block until Envoy's health checks count so many engines as healthy, for instance after a kill.
 
         Raises:
