@@ -69,5 +69,11 @@ class Index(Protocol):
     async def reports(self, pool: str) -> Mapping[str, EventReport]:
         """The newest reports, by instance name; those older than some seconds (their follower died) are absent."""
 
+    async def remember(self, pool: str, response: str, instance: str, ttl_s: int) -> None:
+        """This instance keeps a response under this id. For about `ttl_s` seconds, or as long as there is room."""
+
+    async def recall(self, pool: str, response: str) -> str | None:
+        """The instance that keeps a response; None where nobody remembers."""
+
     async def close(self) -> None:
         """Release connections. No method may be called after it."""

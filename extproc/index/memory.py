@@ -21,6 +21,8 @@ SHARD = SHARDS - 1
 # Masks kept for re-use. Few sets of holders are common; what exceeds this starts afresh.
 SHARED_MASKS = 4096
 
+MAX_RESPONSES = 100_000  # of a pool: about 20 MB, and hours of what people ask an engine to keep
+
 
 class Holders:
     """Who holds what in one pool. A holder is a bit; to forget it, the bit is given up and the keys are swept later."""
@@ -178,6 +180,7 @@ class MemoryIndex:
         self._adapters: dict[str, dict[str, None]] = defaultdict(dict)  # in the order of their announcement
         self._known: dict[str, frozenset[str]] = {}
         self._reports: dict[str, Mapping[str, EventReport]] = {}
+        self._responses: dict[str, dict[str, str]] = defaultdict(dict)  # id -> instance; the newest last
 
     async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
         """See `Index`."""
@@ -209,6 +212,18 @@ class MemoryIndex:
     async def reports(self, pool: str) -> Mapping[str, EventReport]:
         """See `Index`."""
         return self._reports.get(pool, {})
+
+    async def remember(self, pool: str, response: str, instance: str, ttl_s: int) -> None:
+        """See `Index`. It knows no time: the newest `MAX_RESPONSES` are remembered."""
+        responses = self._responses[pool]
+        responses.pop(response, None)
+        responses[response] = instance
+        if len(responses) > MAX_RESPONSES:
+            del responses[next(iter(responses))]
+
+    async def recall(self, pool: str, response: str) -> str | None:
+        """See `Index`."""
+        return self._responses[pool].get(response)
 
     async def close(self) -> None:
         """See `Index`."""

@@ -127,6 +127,25 @@ class RedisIndex:
 
         return await self._read("reports", pool, newest)
 
+    async def remember(self, pool: str, response: str, instance: str, ttl_s: int) -> None:
+        """See `Index`."""
+        name = self._response(pool, response)
+
+        async def call(client: Client) -> None:
+            await client.execute_command("SET", name, instance, "EX", ttl_s)
+
+        await self._writes.run("remember", CALL_BUDGET_S, call)
+
+    async def recall(self, pool: str, response: str) -> str | None:
+        """See `Index`. Within a decision's budget."""
+        name = self._response(pool, response)
+
+        async def call(client: Client) -> str | None:
+            held: bytes | None = await client.execute_command("GET", name)
+            return None if held is None else held.decode()
+
+        return await self._reads.run("recall", self._match_budget_s, call)
+
     async def close(self) -> None:
         """See `Index`."""
         if self._sweeper is not None:
@@ -154,6 +173,10 @@ class RedisIndex:
         """The four keys of a pool. What stands in braces decides the hash slot, so all are in one."""
         prefix = f"{self._namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}"
         return (f"{prefix}:blocks", f"{prefix}:holders", f"{prefix}:adapters", f"{prefix}:state")
+
+    def _response(self, pool: str, response: str) -> str:
+        """The key under which a stored response's instance is found."""
+        return f"{self._namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}:response:{response}"
 
     def _writes_to(self, pool: str) -> Writes:
         if self._sweeper is None:

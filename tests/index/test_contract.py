@@ -304,3 +304,15 @@ def test_any_sequence_of_changes_equals_the_model(open_empty: Callable[[], Index
 
     any_sequence()
     runner.run(index.close())
+
+
+async def test_responses_are_remembered(index: Index) -> None:
+    """Who keeps a response is found by its id, in its own pool; the newest word counts."""
+    assert await index.recall("pool", "resp_1") is None
+    await index.remember("pool", "resp_1", "10.0.0.1:8000", 60)
+    await index.remember("pool", "resp_1", "10.0.0.2:8000", 60)
+    await index.remember("pool", "resp_{x} é", "10.0.0.3:8000/1", 60)
+    await index.remember("other", "resp_1", "10.0.0.9:8000", 60)
+    assert await index.recall("pool", "resp_1") == "10.0.0.2:8000"
+    assert await index.recall("pool", "resp_{x} é") == "10.0.0.3:8000/1"
+    assert await index.recall("pool", "resp_2") is None

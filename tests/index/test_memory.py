@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from extproc.index import Change
-from extproc.index.memory import SHARDS, Holders, MemoryIndex
+from extproc.index.memory import MAX_RESPONSES, SHARDS, Holders, MemoryIndex
 from extproc.model import EventReport, Knowledge
 
 CHAIN = tuple(range(1, 1001))
@@ -65,3 +65,13 @@ def test_equal_sets_are_one_object() -> None:
     for i in range(100):
         holders.apply(Change("pool", f"i{i}", add=CHAIN))
     assert len({id(mask) for shard in holders._shards for mask in shard.values()}) == 1
+
+
+async def test_remembered_responses_are_bounded() -> None:
+    """The newest ones are remembered, and the oldest make room."""
+    index = MemoryIndex()
+    for number in range(MAX_RESPONSES + 10):
+        await index.remember("pool", f"resp_{number}", "a", 60)
+    assert len(index._responses["pool"]) == MAX_RESPONSES
+    assert await index.recall("pool", "resp_9") is None
+    assert await index.recall("pool", "resp_10") == "a"
