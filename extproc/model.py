@@ -46,8 +46,6 @@ class Reason(StrEnum):
     SCORED = "scored"
     # whatever the policy
     PREVIOUS_RESPONSE = "previous_response"  # the instance that keeps the response which the request refers to
-    # whatever the policy
-    PREVIOUS_RESPONSE = "previous_response"  # the instance that keeps the response which the request refers to
     # degradations: decided by load alone, because ...
     NO_BODY = "no_body"  # ... the request carries none
     BODY_NOT_SENT = "body_not_sent"  # ... Envoy does not show it before the destination is needed (STREAMED, NONE)
@@ -57,8 +55,6 @@ class Reason(StrEnum):
     UNREADABLE_BODY = "unreadable_body"  # ... it is not JSON of the shape that its path asks for
     UNSUPPORTED_API = "unsupported_api"  # ... the path is no API that we render
     RENDER_FAILED = "render_failed"  # ... the chat template refused it
-    NO_PREFILL = "no_prefill"  # ... the engine will only count its tokens, and cache nothing
-    UNKNOWN_RESPONSE = "unknown_response"  # ... nobody remembers who keeps the response that it refers to
     NO_PREFILL = "no_prefill"  # ... the engine will only count its tokens, and cache nothing
     UNKNOWN_RESPONSE = "unknown_response"  # ... nobody remembers who keeps the response that it refers to
     INDEX_UNAVAILABLE = "index_unavailable"  # ... the index failed or missed its budget
