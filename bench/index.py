@@ -1,4 +1,4 @@
-"""Time of a match, rate of writes and size of an entry, in memory and in Redis: `python -m bench.index`.
+"""Time of a match, rate of writes and size of an entry, in memory and in Redis: `python bench/index.py`.
 
 Pools of 32, 256 and 1,024 instances hold 490,000 prompt blocks between them. All instances share a system prompt of 160
 blocks (40 KB), and one follow-up of 1,600 blocks (400 KB) is matched: one instance has all of it, one has half. Matches
@@ -13,14 +13,18 @@ import asyncio
 import gc
 import random
 import statistics
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 from extproc.index import Change, Index
 from extproc.index.memory import MemoryIndex
 from extproc.index.redis import RedisIndex
-from tests.redis_server import BINARIES, RedisServer, redis_server
+
+sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests' servers are not installed
+from tests.redis_server import BINARIES, RedisServer, redis_server  # noqa: E402
 
 ENTRIES = 490_000
 SHARED = 160
