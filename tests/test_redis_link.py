@@ -86,9 +86,12 @@ async def test_a_hanging_redis_is_left_alone_until_it_answers(
         assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
 
 
-async def test_writes_to_a_hanging_redis_are_not_mixed_up(own_redis: RedisServer) -> None:
+async def test_writes_to_a_hanging_redis_are_not_mixed_up(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What was sent to a hanging Redis and given up is read by it later, after or before newer writes: the result is
     as if only the newer ones had been sent."""
+    monkeypatch.setattr(redis_index, "CALL_BUDGET_S", 0.5)
     async with opened(own_redis.url) as index:
         await index.apply(ADD)
         own_redis.pause()

@@ -26,7 +26,7 @@ _T = TypeVar("_T")
 # Part of every key's name. Routers of another layout ignore our keys, and theirs free themselves (RETENTION_S).
 SCHEMA = 1
 
-CALL_BUDGET_S = 1.0  # of any call but a match: a round of writes, a report, a question of an operator
+CALL_BUDGET_S = 2.0  # of any call but a match: a round of writes, a report, a question of an operator
 SLOTS = 4  # calls at a time for reading, and as many for writing, so that neither waits for the other
 
 # A holder that nobody wrote or reported for so long has left, and a pool likewise; its entries go.

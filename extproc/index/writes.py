@@ -27,7 +27,7 @@ from extproc.index.directory import holder_of
 from extproc.redis_link import Argument, Client, Link, Script
 
 KEYS_A_CALL = 512  # about half a millisecond of Redis, in which nothing else is served
-CALLS_A_ROUND = 64  # pipelined, under one budget
+CALLS_A_ROUND = 32  # pipelined, under one budget
 
 
 class Author:
