@@ -109,11 +109,15 @@ Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | Respo
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """What a decision changes: request headers to set and to remove, and dynamic metadata by namespace."""
+    """What a decision changes: request headers to set and to remove, and dynamic metadata by namespace.
+
+    `new_route` makes Envoy choose the route again, by the headers as they are then.
+    """
 
     set_headers: Mapping[str, str] = field(default_factory=dict)
     remove_headers: tuple[str, ...] = ()
     metadata: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
+    new_route: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +146,13 @@ class Prefilled:
     served: str | None
 
 
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A piece of the response, as long as the exchange is `watching`."""
+
+    data: bytes
+
+
 class Phase(Enum):
     """Which message an answer answers."""
 
@@ -155,11 +166,15 @@ class Phase(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Continue:
-    """Let the message pass; `routing` says what the decision changes on it, `body` replaces the request's."""
+    """Let the message pass; `routing` says what the decision changes on it, `body` replaces the request's.
+
+    `show_response` asks Envoy for the response's body, which it sends where the operator lets us (allow_mode_override).
+    """
 
     phase: Phase
     routing: Routing | None = None
     body: bytes | None = None
+    show_response: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,7 +204,7 @@ class Immediate:
 
 
 Answer = Continue | Streamed | Extend | Immediate
-Output = Decide | Prefill | Prefilled | Answer
+Output = Decide | Prefill | Prefilled | Seen | Answer
 
 
 class ProtocolViolation(Exception):
@@ -213,6 +228,7 @@ class Exchange:
     def __init__(self, served_header: str | None = None) -> None:
         """`served_header` names a response header that shall tell who answered."""
         self.state = State.OPENING
+        self.watching = False  # whether the caller wants to see the response, or still more of it
         self._served_header = served_header
         self._headers: Mapping[str, str] = {}
         self._subset: Subset | None = None
@@ -343,12 +359,16 @@ class Exchange:
         told = None
         if self._served_header is not None:
             told = Routing(set_headers={self._served_header: event.served or "not reported by the gateway"})
-        return [Prefilled(status, event.served), Continue(Phase.RESPONSE_HEADERS, told)]
+        self.watching = self.watching and status.startswith("2") and not event.end_of_stream
+        hidden = self._response_mode in (BodyMode.NONE, BodyMode.UNKNOWN)
+        passed = Continue(Phase.RESPONSE_HEADERS, told, show_response=self.watching and hidden)
+        return [Prefilled(status, event.served), passed]
 
     def _pass_response_body(self, event: ResponseBody) -> list[Output]:
+        seen: list[Output] = [Seen(event.data)] if self.watching else []
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return list(_chunks(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream))
-        return [Continue(Phase.RESPONSE_BODY)]
+            return [*seen, *_chunks(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)]
+        return [*seen, Continue(Phase.RESPONSE_BODY)]
 
     def _pass_response_trailers(self, _: ResponseTrailers) -> list[Output]:
         return [Continue(Phase.RESPONSE_TRAILERS)]

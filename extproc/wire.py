@@ -21,6 +21,7 @@ METHOD = "Process"
 
 _UPSTREAM = "upstream.address"  # Envoy attribute; sent where `response_attributes` asks for it
 
+_STREAMED = 1
 _MODES = {
     0: BodyMode.NONE,
     1: BodyMode.STREAMED,
@@ -74,11 +75,13 @@ def encode(answer: Answer) -> bytes:
             mutation.end_of_stream = end_of_stream
         case Extend(timeout_ms):
             response.override_message_timeout.FromMilliseconds(timeout_ms)
-        case Continue(phase, routing, body):
+        case Continue(phase, routing, body, show_response):
             target = getattr(response, phase.value)
             target.SetInParent()
             if body is not None:
                 target.response.body_mutation.body = body
+            if show_response:
+                response.mode_override.response_body_mode = _STREAMED
             if routing is not None:
                 _set_routing(response, phase, routing)
     encoded: bytes = response.SerializeToString()
@@ -118,7 +121,9 @@ def _set_routing(response: Any, phase: Phase, routing: Routing) -> None:
     _set_metadata(response, routing.metadata)
     if phase is Phase.REQUEST_TRAILERS:
         return  # headers are gone by then; the dynamic metadata still steers
-    mutation = getattr(response, phase.value).response.header_mutation
+    common = getattr(response, phase.value).response
+    common.clear_route_cache = routing.new_route
+    mutation = common.header_mutation
     mutation.remove_headers.extend(routing.remove_headers)
     for name, value in routing.set_headers.items():
         _set_header(mutation, name, value)
