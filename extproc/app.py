@@ -26,6 +26,7 @@ from extproc.index.open import open_index
 from extproc.loads import Loads
 from extproc.model import EventReport, Instance, Knowledge, Source
 from extproc.pools import Pool
+from extproc.prefill import Prefiller
 from extproc.prompt import PlainRenderer, Renderer
 from extproc.recorder import Recorder
 from extproc.replicas import RENEW_S, Leases, LoadExchange
@@ -93,7 +94,9 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         node = Node(settings, options, follow=follow)
         stack.push_async_callback(node.close)
         routes, record = Routes(settings.default), _record(node.recorder)
-        processor = Processor(node.router, node.pools, routes, record, conformance=options.conformance)
+        prefiller = Prefiller()
+        stack.push_async_callback(prefiller.close)
+        processor = Processor(node.router, node.pools, routes, record, prefiller, conformance=options.conformance)
         node.streams = lambda: processor.streams
         server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), Health()
         server.add_generic_rpc_handlers((processor.handler(),))
@@ -257,7 +260,7 @@ UNHEARD = EventReport(Knowledge.UNKNOWN, -1, 0.0)
 
 
 def _record(recorder: Recorder) -> Callable[[Pool, Routed], None]:
-    return lambda pool, routed: recorder.note(pool.name, routed.choice.instance.name, routed.chain)
+    return lambda pool, routed: recorder.note(pool.name, routed.choice.computes.name, routed.chain)
 
 
 def _pool(settings: PoolSettings) -> Pool:

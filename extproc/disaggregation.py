@@ -23,6 +23,12 @@ from extproc.model import Instance, Role
 # failure is hardly the instance's.
 ATTEMPTS = 2
 
+
+def budget_ms(timeout_s: float) -> int:
+    """Milliseconds that Envoy must wait for a request whose prefills may take `timeout_s` each, and a second more."""
+    return round((ATTEMPTS * timeout_s + 1) * 1000)
+
+
 # The APIs that vLLM can disaggregate, with the fields that limit the reply. The Responses API is none: it keeps state
 # in the one engine that answers.
 LIMITS: Mapping[str, tuple[str, ...]] = {

@@ -30,6 +30,19 @@ IN_FLIGHT = Gauge("smetric_in_flight", "Requests in flight.", ["pool", "instance
 UNPREFILLED_BYTES = Gauge(
     "smetric_unprefilled_bytes", "Prompt bytes still to prefill.", ["pool", "instance"], registry=REGISTRY
 )
+PREFILLS = Counter(
+    "smetric_prefills",
+    "Prefill requests that we sent to another instance, by how they ended.",
+    ["pool", "outcome"],
+    registry=REGISTRY,
+)
+PREFILL_SECONDS = Histogram(
+    "smetric_prefill_seconds",
+    "Time from the decision to the answer of a prefill request that we sent.",
+    ["pool"],
+    buckets=(0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60),
+    registry=REGISTRY,
+)
 SERVED_ELSEWHERE = Counter(
     "smetric_served_elsewhere", "Requests that Envoy sent to another host than chosen.", ["pool"], registry=REGISTRY
 )

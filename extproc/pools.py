@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from extproc import blocks
 from extproc.admission import Subset
-from extproc.model import Instance, Source
+from extproc.model import Instance, Role, Source
 from extproc.prompt import PromptRenderer
 from extproc.routed import Speculation
 
@@ -27,8 +27,14 @@ class Pool:
     source: Source = Source.EVENTS
     instances: Sequence[Instance] = ()
     cursor: int = 0  # where the next round robin goes
+    decode_cursor: int = 0  # the same, over the instances that decode for others
     speculation: Speculation = field(default_factory=Speculation)
     _suspects: dict[str, float] = field(default_factory=dict)  # address -> when to trust it again
+
+    @property
+    def disaggregated(self) -> bool:
+        """Whether an instance does only one half of the work."""
+        return any(instance.role is not Role.BOTH for instance in self.instances)
 
     def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
         """Whom to choose from, within a subset if there is one: all but the unreachable, or all where none is left."""
@@ -43,5 +49,9 @@ class Pool:
         self._suspects.pop(served, None)
         if served == chosen.address:
             return True
-        self._suspects[chosen.address] = now + SUSPECT_S
+        self.suspect(chosen, now)
         return False
+
+    def suspect(self, instance: Instance, now: float) -> None:
+        """Leave an instance alone for a while."""
+        self._suspects[instance.address] = now + SUSPECT_S

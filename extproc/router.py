@@ -11,14 +11,16 @@ import heapq
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-from extproc import admission, blocks, openai
-from extproc.admission import Admission
+from extproc import admission, blocks, disaggregation, openai
+from extproc.admission import Admission, Subset
+from extproc.disaggregation import PairTicket
 from extproc.errors import IndexUnavailable, NoInstance, RenderError, Shed, UnreadableBody, UnsupportedApi
 from extproc.index import Index
 from extproc.loads import Loads, Ticket
 from extproc.model import Choice, Instance, Reason
-from extproc.policies import Verdict, View, least_loaded, registry
+from extproc.policies import Verdict, View, least_loaded, lowest, registry
 from extproc.pools import Pool
 
 _log = logging.getLogger(__name__)
@@ -35,15 +37,25 @@ class Query:
     prompt: int = 0
     chain: Sequence[int] = ()
     degraded: Reason | None = None  # why this is all that is known: decide by load alone
+    divisible: bool = False  # one instance may prefill for another
+    failed: frozenset[str] = frozenset()  # names of instances that could not prefill it
 
 
 @dataclass(frozen=True, slots=True)
 class Routed:
-    """A choice, the load that it holds until `ticket.release()`, and the chain that its instance is about to cache."""
+    """A choice, the load that it holds until `ticket.release()`, and what it was made from.
+
+    `choice.computes` is about to cache `query.chain`. `held` is in prompt blocks, by instance name.
+    """
 
     choice: Choice
-    ticket: Ticket
-    chain: Sequence[int]
+    ticket: Ticket | PairTicket
+    query: Query
+    held: Mapping[str, int]
+
+    @property
+    def chain(self) -> Sequence[int]:
+        return self.query.chain
 
 
 class Router:
@@ -72,6 +84,8 @@ class Router:
         Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
         """
         query = self.query(pool, path, body) if body is not None else Query(degraded=degraded)
+        if body is not None and query.degraded is None and pool.disaggregated:
+            query = replace(query, divisible=disaggregation.divisible(path, body))
         held: Mapping[str, int] = {}
         if query.chain:
             try:
@@ -79,6 +93,25 @@ class Router:
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
         return self.decide(pool, policy, options, query, held, admitted, now=now)
+
+    def again(
+        self,
+        pool: Pool,
+        policy: str,
+        options: Mapping[str, float],
+        routed: Routed,
+        subset: Subset | None,
+        *,
+        now: float,
+    ) -> Routed:
+        """Choose anew where `routed.choice.prefill` could not prefill; gives the load of that choice back.
+
+        After `disaggregation.ATTEMPTS` failures the one that decodes computes the prompt itself. Raises NoInstance.
+        """
+        routed.ticket.release()
+        failed = routed.query.failed | {routed.choice.computes.name}
+        query = replace(routed.query, failed=failed, divisible=len(failed) < disaggregation.ATTEMPTS)
+        return self.decide(pool, policy, options, query, routed.held, Admission(subset), now=now)
 
     def query(self, pool: Pool, path: str, body: bytes) -> Query:
         """Parse, render and hash a body. Whatever goes wrong is the query's `degraded`."""
@@ -121,14 +154,19 @@ class Router:
         candidates = pool.candidates(now, admitted.subset)
         if not candidates:
             raise NoInstance(f"no instance of the model server is available in pool {pool.name!r}; try again later")
+        halves = disaggregation.halves(candidates, query.failed)
+        halved = query.divisible and bool(halves.prefill)
+        decoder = self._decoder(pool, halves.decode, admitted) if halved else None
+        candidates = halves.prefill if halved else halves.decode
         names = [instance.name for instance in candidates]
-        loads, waiting = self._loads.view(pool.name, names)
-        if min(loads) >= admitted.max_load:
-            raise Shed(f"every instance of pool {pool.name!r} has {admitted.max_load:g} requests in flight; try again")
+        requests, waiting = self._loads.view(pool.name, names)
+        _shed(pool, requests, admitted)
+        loads, unit = (waiting, query.prompt) if halved else (requests, 1)
         hits = pool.speculation.match(query.chain, held, now)
         cached = [hits.get(name, 0) * pool.block_bytes for name in names]
-        view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed())
-        chosen, reason = _verdict(policy, options, view, query.degraded)
+        view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed(), unit)
+        degraded = Reason.PREFILL_FAILED if query.failed and not halved else query.degraded
+        chosen, reason = _verdict(policy, options, view, degraded)
         if reason is not Reason.STICK:
             pool.cursor = chosen + 1
         choice = Choice(
@@ -146,7 +184,29 @@ class Router:
         )
         ticket = self._loads.start(pool.name, names[chosen], query.prompt - cached[chosen])
         pool.speculation.note(names[chosen], query.chain, held.get(names[chosen], 0), now)
-        return Routed(choice, ticket, query.chain)
+        if decoder is None or decoder.instance is choice.instance:
+            return Routed(choice, ticket, query, held)
+        pair = PairTicket(ticket, self._loads.start(pool.name, decoder.instance.name, 0))
+        halved_choice = replace(choice, prefill=choice.instance, instance=decoder.instance, fallbacks=decoder.fallbacks)
+        return Routed(halved_choice, pair, query, held)
+
+    def _decoder(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> _Decoder:
+        """The instance that decodes: the one with the fewest requests in flight, ties round robin."""
+        requests, _ = self._loads.view(pool.name, [instance.name for instance in candidates])
+        _shed(pool, requests, admitted)
+        chosen = lowest(requests, pool.decode_cursor)
+        pool.decode_cursor = chosen + 1
+        return _Decoder(candidates[chosen], _fallbacks(candidates, requests, chosen))
+
+
+class _Decoder(NamedTuple):
+    instance: Instance
+    fallbacks: tuple[Instance, ...]
+
+
+def _shed(pool: Pool, requests: Sequence[int], admitted: Admission) -> None:
+    if min(requests) >= admitted.max_load:
+        raise Shed(f"every instance of pool {pool.name!r} has {admitted.max_load:g} requests in flight; try again")
 
 
 def _verdict(policy: str, options: Mapping[str, float], view: View, degraded: Reason | None) -> Verdict:

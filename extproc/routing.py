@@ -23,8 +23,11 @@ EXPLANATION = "smetric"  # namespace of the metadata for access logs
 RANK = "x-data-parallel-rank"
 
 
-def to(choice: Choice, decision_ms: float) -> Routing:
-    """Send the request to the choice; `decision_ms` is how long the decision took."""
+def to(choice: Choice, decision_ms: float, *, sidecar: bool = True) -> Routing:
+    """Send the request to the choice; `decision_ms` is how long the decision took.
+
+    `sidecar`: one in front of the destination is to have the prompt prefilled, where the choice says who does that.
+    """
     destinations = ",".join(dict.fromkeys(instance.address for instance in (choice.instance, *choice.fallbacks)))
     headers = {DESTINATION: destinations}
     explanation: dict[str, str | float] = {
@@ -40,13 +43,17 @@ def to(choice: Choice, decision_ms: float) -> Routing:
         "mean_load": round(choice.mean_load, 3),
         "decision_ms": round(decision_ms, 3),
     }
-    if choice.instance.rank is None:
-        return Routing(headers, (RANK,), {NAMESPACE: {DESTINATION: destinations}, EXPLANATION: explanation})
-    headers[RANK] = str(choice.instance.rank)
-    explanation["rank"] = choice.instance.rank
-    return Routing(headers, (), {NAMESPACE: {DESTINATION: destinations}, EXPLANATION: explanation})
+    if choice.prefill is not None:
+        explanation["prefill_instance"] = choice.prefill.name
+        if sidecar:
+            headers[PREFILLER] = choice.prefill.address
+    if choice.instance.rank is not None:
+        headers[RANK] = str(choice.instance.rank)
+        explanation["rank"] = choice.instance.rank
+    strange = tuple(name for name in (RANK, PREFILLER) if name not in headers)  # a client's own, that is
+    return Routing(headers, strange, {NAMESPACE: {DESTINATION: destinations}, EXPLANATION: explanation})
 
 
 def nowhere(reason: Reason) -> Routing:
     """Name no destination: Envoy's own policy decides, and a destination that the client sent does not count."""
-    return Routing(remove_headers=(DESTINATION, RANK), metadata={EXPLANATION: {"reason": reason.value}})
+    return Routing(remove_headers=(DESTINATION, RANK, PREFILLER), metadata={EXPLANATION: {"reason": reason.value}})

@@ -18,13 +18,14 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc import metrics, routing, tls, wire
+from extproc import disaggregation, metrics, routing, tls, wire
 from extproc.admission import Admission, Subset
 from extproc.config import RouteSettings
 from extproc.errors import BodyTimeout, NoInstance, Shed
-from extproc.exchange import Answer, Decide, Event, Exchange, OutOfTime, Output, Prefilled, ProtocolViolation
-from extproc.model import Reason
+from extproc.exchange import Answer, Decide, Event, Exchange, OutOfTime, Output, Prefill, Prefilled, ProtocolViolation
+from extproc.model import Disaggregation, Reason
 from extproc.pools import Pool
+from extproc.prefill import Outcome, Prefiller, PrefillFailed
 from extproc.router import Routed, Router
 
 _log = logging.getLogger(__name__)
@@ -55,6 +56,8 @@ class _Stream:
     body_due: float  # on the loop's clock: when a body that we collect must have ended
     pool: Pool | None = None
     routed: Routed | None = None
+    subset: Subset | None = None  # the gateway's hint
+    decision_s: float = 0.0  # what the decision took, in seconds
 
     def close(self) -> None:
         """Give the load back; synchronous, and called on every way out."""
@@ -75,6 +78,7 @@ class Processor:
         pools: Mapping[str, Pool],
         route: Callable[[Metadata], RouteSettings],
         on_routed: Callable[[Pool, Routed], None],
+        prefiller: Prefiller,
         *,
         conformance: bool = False,
     ) -> None:
@@ -82,6 +86,7 @@ class Processor:
         self._pools = pools
         self._route = route
         self._on_routed = on_routed
+        self._prefiller = prefiller
         self._conformance = conformance
         self.streams = 0  # open at the moment
 
@@ -105,6 +110,8 @@ class Processor:
                     output = outputs.popleft()
                     if isinstance(output, Decide):
                         outputs.extend(await self._decide(stream, output))
+                    elif isinstance(output, Prefill):
+                        outputs.extend(await self._prefill(stream, output))
                     elif isinstance(output, Prefilled):
                         self._prefilled(stream, output)
                     else:
@@ -130,22 +137,55 @@ class Processor:
             metrics.DECISIONS.labels(route.cluster, route.policy, Reason.NO_POOL.value).inc()
             return stream.exchange.decided(routing.nowhere(Reason.NO_POOL))
         path = wanted.headers.get(":path", "")
-        admitted = Admission(self._subset(wanted), route.max_load)
+        stream.subset = self._subset(wanted)
+        admitted = Admission(stream.subset, route.max_load)
         try:
             routed = stream.routed = await self._router.pick(
                 pool, route.policy, route.options, path, wanted.body, wanted.degraded, admitted, now=time.monotonic()
             )
         except (NoInstance, Shed) as error:
             return self._refuse(stream, route, error)
+        stream.decision_s = time.perf_counter() - started
+        if routed.choice.prefill is not None and route.disaggregation is Disaggregation.FILTER:
+            return stream.exchange.prefill(disaggregation.budget_ms(route.prefill_timeout_s))
+        return self._send(pool, stream, routed)
+
+    async def _prefill(self, stream: _Stream, wanted: Prefill) -> list[Output]:
+        """Send the request on once another instance has computed its prompt, or none could."""
+        route, pool, routed = self._route(stream.metadata), stream.pool, stream.routed
+        if pool is None or routed is None:
+            raise ProtocolViolation("a prefill before the decision")
+        while (instance := routed.choice.prefill) is not None:
+            try:
+                with metrics.PREFILL_SECONDS.labels(pool.name).time():
+                    params = await self._prefiller.send(instance, wanted.headers, wanted.body, route.prefill_timeout_s)
+            except PrefillFailed as failure:
+                metrics.PREFILLS.labels(pool.name, failure.outcome.value).inc()
+                _log.info("instance %s of pool %s did not prefill: %s", instance.name, pool.name, failure)
+                now = time.monotonic()
+                if not failure.answered:
+                    pool.suspect(instance, now)
+                try:
+                    routed = self._router.again(pool, route.policy, route.options, routed, stream.subset, now=now)
+                except NoInstance as error:
+                    return self._refuse(stream, route, error)
+                stream.routed = routed
+            else:
+                metrics.PREFILLS.labels(pool.name, Outcome.OK.value).inc()
+                routed.ticket.prefilled()
+                return self._send(pool, stream, routed, disaggregation.decode_body(wanted.body, params))
+        return self._send(pool, stream, routed)
+
+    def _send(self, pool: Pool, stream: _Stream, routed: Routed, body: bytes | None = None) -> list[Output]:
         self._on_routed(pool, routed)
-        elapsed = time.perf_counter() - started
-        choice = routed.choice
+        choice, elapsed = routed.choice, stream.decision_s
         metrics.DECISIONS.labels(pool.name, choice.policy, choice.reason.value).inc()
         metrics.DECISION_SECONDS.labels(pool.name).observe(elapsed)
         metrics.PROMPT_BYTES.labels(pool.name).inc(choice.prompt)
         metrics.HIT_BYTES.labels(pool.name).inc(choice.hit)
         metrics.BEST_HIT_BYTES.labels(pool.name).inc(choice.best_hit)
-        return stream.exchange.decided(routing.to(choice, elapsed * 1000))
+        sidecar = self._route(stream.metadata).disaggregation is Disaggregation.SIDECAR
+        return stream.exchange.decided(routing.to(choice, elapsed * 1000, sidecar=sidecar), body)
 
     def _refuse(self, stream: _Stream, route: RouteSettings, error: NoInstance | Shed | BodyTimeout) -> list[Output]:
         reason = _REFUSALS[type(error)]

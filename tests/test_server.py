@@ -21,6 +21,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.loads import Loads
 from extproc.model import Instance
 from extproc.pools import Pool
+from extproc.prefill import Prefiller
 from extproc.prompt import PlainRenderer
 from extproc.router import Router
 from extproc.server import OPTIONS, READINESS, Health, Processor
@@ -41,6 +42,7 @@ class Served:
             {"pool": self.pool},
             lambda metadata: RouteSettings(dict(metadata).get("x-smetric-cluster", "pool")),
             lambda _, routed: self.routed.append(routed.choice.instance.address),
+            Prefiller(),
         )
         self.channel: grpc.aio.Channel
 
@@ -146,7 +148,8 @@ async def test_an_unknown_pool_is_left_to_envoy(served: Served) -> None:
     """No destination is named, a client's own is removed, and the reason is there to see."""
     (decided,) = await ask(served.stream(("x-smetric-cluster", "elsewhere")), headers(end=True))
     mutation = decided["request_headers"]["response"]["header_mutation"]
-    assert mutation == {"remove_headers": ["x-gateway-destination-endpoint", "x-data-parallel-rank"]}
+    removed = ["x-gateway-destination-endpoint", "x-data-parallel-rank", "x-prefiller-host-port"]
+    assert mutation == {"remove_headers": removed}
     assert decided["dynamic_metadata"] == {"smetric": {"reason": "no_pool"}}
 
 

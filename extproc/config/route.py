@@ -13,12 +13,19 @@ from functools import cache
 
 from extproc.config.settings import RouteSettings
 from extproc.errors import ConfigError
+from extproc.model import Disaggregation
 from extproc.policies import registry
 
 PREFIX = "x-smetric-"
 CLUSTER = "x-smetric-cluster"
 POLICY = "x-smetric-policy"
 MAX_LOAD = "x-smetric-max-load"
+DISAGGREGATION = "x-smetric-disaggregation"
+PREFILL_TIMEOUT = "x-smetric-prefill-timeout"
+OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT)  # all others are options of policies
+
+# Envoy waits for an answer of ours at most an hour, and two prefills may be tried.
+MAX_PREFILL_TIMEOUT_S = 1_740.0
 
 
 def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -> RouteSettings:
@@ -26,9 +33,9 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
 
     Raises ConfigError for an unknown policy, key or value, and where neither names a pool.
     """
-    cluster = default.cluster if default else ""
-    policy = default.policy if default else registry.DEFAULT
-    max_load = default.max_load if default else math.inf
+    asked = default or RouteSettings("", registry.DEFAULT)
+    cluster, policy, max_load = asked.cluster, asked.policy, asked.max_load
+    disaggregation, prefill_timeout_s = asked.disaggregation, asked.prefill_timeout_s
     given: dict[str, float] = {}
     for key, value in metadata.items():
         if not key.startswith(PREFIX):
@@ -39,6 +46,10 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
             policy = known_policy(value)
         elif key == MAX_LOAD:
             max_load = option_value(key, value)
+        elif key == DISAGGREGATION:
+            disaggregation = known_mode(value)
+        elif key == PREFILL_TIMEOUT:
+            prefill_timeout_s = prefill_timeout(value)
         else:
             given[known_option(key)] = option_value(key, value)
     if not cluster:
@@ -47,7 +58,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     if default and default.policy == policy:
         options |= default.options
     options |= {name: value for name, value in given.items() if name in options}
-    return RouteSettings(cluster, policy, options, max_load)
+    return RouteSettings(cluster, policy, options, max_load, disaggregation, prefill_timeout_s)
 
 
 def known_policy(name: str) -> str:
@@ -57,11 +68,27 @@ def known_policy(name: str) -> str:
     return name
 
 
+def known_mode(name: str) -> Disaggregation:
+    """The mode of that name. Raises ConfigError where there is none."""
+    try:
+        return Disaggregation(name)
+    except ValueError:
+        raise ConfigError(f"unknown {DISAGGREGATION} {_short(name)!r}: {suggest(name, Disaggregation)}") from None
+
+
+def prefill_timeout(text: str) -> float:
+    """Seconds that one prefill may take. Raises ConfigError for anything but a number above 0 that Envoy can wait."""
+    value = option_value(PREFILL_TIMEOUT, text)
+    if not 0 < value <= MAX_PREFILL_TIMEOUT_S:
+        raise ConfigError(f"{PREFILL_TIMEOUT} is {_short(text)!r}: write seconds, up to {MAX_PREFILL_TIMEOUT_S:g}")
+    return value
+
+
 def known_option(key: str) -> str:
     """The option behind a key, such as `hit_ratio`. Raises ConfigError where no policy has it."""
     name = _options().get(key)
     if name is None:
-        raise ConfigError(f"unknown key {_short(key)!r}: {suggest(key, (CLUSTER, POLICY, MAX_LOAD, *_options()))}")
+        raise ConfigError(f"unknown key {_short(key)!r}: {suggest(key, (*OWN, *_options()))}")
     return name
 
 

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from extproc import blocks
-from extproc.model import Instance, Role, Source
+from extproc.model import Disaggregation, Instance, Role, Source
 
 ADDRESS = "{address}"  # in an event address: the IP address of the endpoint, bracketed if IPv6
 DNS_REFRESH_S = 5.0  # Envoy's default of dns_refresh_rate
@@ -67,12 +67,28 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class RouteSettings:
-    """What one route asks for: its pool, and the policy that chooses from it. `options` is complete."""
+    """What one route asks for: its pool, and the policy that chooses from it. `options` is complete.
+
+    `cluster` may name several pools, separated by commas: the request's model chooses among them.
+    """
 
     cluster: str
     policy: str = "smetric"
     options: Mapping[str, float] = field(default_factory=dict)
     max_load: float = math.inf  # requests in flight of an instance; where all have so many, requests are shed
+    disaggregation: Disaggregation = Disaggregation.SIDECAR
+    prefill_timeout_s: float = 60.0  # of one prefill request that we send (FILTER); two are tried
+
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The pools; the first is taken where none of them knows the model."""
+        return cluster_names(self.cluster)
+
+
+def cluster_names(text: str) -> tuple[str, ...]:
+    """The names in a value of `x-smetric-cluster`."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)

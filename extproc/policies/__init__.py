@@ -25,6 +25,7 @@ class View:
     cursor: int  # where the next tie of the round robin goes: any integer >= 0
     unprefilled: Sequence[float]  # bytes that wait for prefill on each candidate
     seed: int = 0  # 64 random bits, new for each request
+    unit: float = 1  # what one request like this weighs in `loads`: 1, or in prefill pools the bytes of its prompt
 
 
 class Verdict(NamedTuple):

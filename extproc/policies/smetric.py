@@ -1,12 +1,12 @@
 """SMetric: balance a session once, then keep it where its cache is.
 
     s = argmax hit
-    if turn > 0 and load[s] <= max(overload * mean(load), overload_floor) and hit[s] > hit_ratio * history:  s
+    if turn > 0 and load[s] <= max(overload * mean(load), floor) and hit[s] > hit_ratio * history:  s
     else:                                                                           argmin load, ties round robin
 
-Source: the SMetric paper, "balanced session-centric scheduling"; `overload_floor` is ours: at a mean load of 0.1 an
-instance with a single request in flight is ten times the mean and yet idle. Floor 0 is the paper's literal rule. Among
-instances with equally long hits the least loaded is s.
+Source: the SMetric paper, "balanced session-centric scheduling"; the floor, `overload_floor` requests like this one, is
+ours: at a mean load of 0.1 an instance with a single request in flight is ten times the mean and yet idle. Floor 0 is
+the paper's literal rule. Among instances with equally long hits the least loaded is s.
 
 A first turn ignores the cache on purpose, so that sessions which share a system prompt spread.
 
@@ -28,7 +28,7 @@ def choose(view: View, *, overload: float = 2.0, overload_floor: float = 1.0, hi
     holders = [i for i, hit in enumerate(view.hits) if hit == longest]
     load = min(view.loads[i] for i in holders)
     sticky = in_turn((i for i in holders if view.loads[i] == load), view.cursor, len(view.loads))
-    if longest > 0 and load > max(overload * sum(view.loads) / len(view.loads), overload_floor):
+    if longest > 0 and load > max(overload * sum(view.loads) / len(view.loads), overload_floor * view.unit):
         return Verdict(lowest(view.loads, view.cursor), Reason.OVERLOADED)
     if longest <= hit_ratio * view.history:
         return Verdict(lowest(view.loads, view.cursor), Reason.EVICTED)

@@ -9,6 +9,8 @@ from typing import Final
 from extproc.config.checks.parts import Pools, override_host, pools_behind, removed_before, shown
 from extproc.config.report import Problem, warning
 from extproc.config.topology import RouteEntry, Topology
+from extproc.model import Role
+from extproc.routing import PREFILLER
 
 BODY_BYTES = 32 * 1024 * 1024  # agents send 0.2-4 MB; with images, more
 IDLE = timedelta(minutes=5)  # Envoy's default
@@ -53,9 +55,20 @@ def spoofed(topology: Topology, pools: Pools) -> Iterator[Problem]:
                     yield warning(chain.filters[chain.position].place, text, advice)
 
 
+def prefiller_spoofed(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A sidecar sends the prompt to whatever host the header names: it must be ours."""
+    for chain in topology.chains:
+        behind = [pools[pool.message.name] for pool in pools_behind(chain, topology) if pool.message.name in pools]
+        halved = any(endpoint.role is not Role.BOTH for pool in behind for endpoint in pool.endpoints)
+        if halved and PREFILLER not in removed_before(chain):
+            text = f"a client that sends {PREFILLER} makes sidecars send prompts where it likes while ext_proc is away"
+            advice = f"put a header_mutation before ext_proc, with request_mutations: [{{remove: {PREFILLER}}}]"
+            yield warning(chain.filters[chain.position].place, text, advice)
+
+
 def _own_limit(route: RouteEntry) -> int:
     own = route.route.message.request_body_buffer_limit
     return (route.virtual_host.message.request_body_buffer_limit if own is None else own) or 0
 
 
-CHECKS: Final = (buffer_limit, idle_timeout, spoofed)
+CHECKS: Final = (buffer_limit, idle_timeout, spoofed, prefiller_spoofed)

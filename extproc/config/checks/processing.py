@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
@@ -10,7 +11,12 @@ from extproc.config.checks.parts import Pools, filters, modes, overrides, shown
 from extproc.config.messages import ProcessingModeBodySendMode as Body
 from extproc.config.messages import ProcessingModeHeaderSendMode as Headers
 from extproc.config.report import Problem, error, warning
-from extproc.config.topology import Topology
+from extproc.config.route import route_settings
+from extproc.config.settings import RouteSettings
+from extproc.config.topology import Chain, Topology
+from extproc.disaggregation import budget_ms
+from extproc.errors import ConfigError
+from extproc.model import Disaggregation
 
 DEFAULT_TIMEOUT = timedelta(milliseconds=200)  # Envoy's
 TIMEOUTS = (timedelta(milliseconds=250), timedelta(seconds=10))
@@ -88,4 +94,37 @@ def message_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
         yield warning(node.near("message_timeout").place, text, "write message_timeout: 1s")
 
 
-CHECKS: Final = (fails_open, request_headers, request_body, response_headers, response_body, message_timeout)
+def prefill_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Where we send the prefill ourselves, Envoy must wait for it: longer than its message_timeout."""
+    for chain in topology.chains:
+        needed = max((_prefill_wait(metadata) for metadata in _asked(chain)), default=timedelta(0))
+        granted = chain.filter.message.max_message_timeout or timedelta(0)
+        if granted < needed:
+            text = f"max_message_timeout is {shown(granted)}, and a prefill may take {shown(needed)} here: a request "
+            text += "whose prefill outlasts message_timeout goes on without a decision"
+            advice = f"write max_message_timeout: {shown(needed)}"
+            yield error(chain.filter.node.near("max_message_timeout").place, text, advice)
+
+
+def _asked(chain: Chain) -> Iterator[RouteSettings]:
+    for metadata in (chain.metadata, *(route.metadata for route in chain.routes)):
+        fixed = {key: header.value for key, header in metadata.items() if not header.dynamic}
+        with contextlib.suppress(ConfigError):  # reported where it stands
+            yield route_settings(fixed, RouteSettings("any"))
+
+
+def _prefill_wait(asked: RouteSettings) -> timedelta:
+    if asked.disaggregation is not Disaggregation.FILTER:
+        return timedelta(0)
+    return timedelta(milliseconds=budget_ms(asked.prefill_timeout_s))
+
+
+CHECKS: Final = (
+    fails_open,
+    request_headers,
+    request_body,
+    response_headers,
+    response_body,
+    message_timeout,
+    prefill_timeout,
+)

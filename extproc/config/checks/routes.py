@@ -10,7 +10,20 @@ from extproc.config.checks.parts import Pools, shown
 from extproc.config.messages import RouteAction
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import CLUSTER, MAX_LOAD, POLICY, PREFIX, known_option, known_policy, option_value, suggest
+from extproc.config.route import (
+    CLUSTER,
+    DISAGGREGATION,
+    MAX_LOAD,
+    POLICY,
+    PREFILL_TIMEOUT,
+    PREFIX,
+    known_mode,
+    known_option,
+    known_policy,
+    option_value,
+    prefill_timeout,
+    suggest,
+)
 from extproc.config.topology import Header, Topology
 from extproc.errors import ConfigError
 
@@ -36,9 +49,11 @@ def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
 def goes_to_pool(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """A destination outside the route's cluster is ignored."""
     for _, route in topology.pool_routes():
-        if route.cluster and route.cluster != route.pool and route.pool in topology.clusters:
-            text = f"the route goes to {route.cluster} and ext_proc decides for {route.pool}: Envoy ignores that"
-            advice = f"write cluster: {route.pool}, or disable ext_proc here: ExtProcPerRoute {{disabled: true}}"
+        known = [name for name in route.pools if name in topology.clusters]
+        if route.cluster and known and route.cluster not in known:
+            names = " or ".join(known)
+            text = f"the route goes to {route.cluster} and ext_proc decides for {names}: Envoy ignores that"
+            advice = f"write cluster: {names}, or disable ext_proc here: ExtProcPerRoute {{disabled: true}}"
             yield warning(route.route.node.near("route").place, text, advice)
 
 
@@ -102,15 +117,21 @@ def _entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
     if header.dynamic:
         return
     if key == CLUSTER:
-        if value not in topology.clusters:
-            advice = "write the name of one of static_resources.clusters"
-            yield error(place, f"no cluster {value!r} here: {suggest(value, topology.clusters)}", advice)
+        for name in cluster_names(value) or (value,):
+            if name not in topology.clusters:
+                advice = "write the name of one of static_resources.clusters"
+                yield error(place, f"no cluster {name!r} here: {suggest(name, topology.clusters)}", advice)
         return
     try:
         if key == POLICY:
             known_policy(value)
             return
-        if key != MAX_LOAD:
+        if key == DISAGGREGATION:
+            known_mode(value)
+            return
+        if key == PREFILL_TIMEOUT:
+            prefill_timeout(value)
+        elif key != MAX_LOAD:
             known_option(key)
         number = option_value(key, value)
     except ConfigError as reason:
