@@ -43,6 +43,19 @@ def parse(path: str, body: bytes) -> Request:
         raise UnreadableBody("the body is nested too deeply") from error
 
 
+class _Named(msgspec.Struct):
+    model: str | None = None
+
+
+def model_of(body: bytes) -> str | None:
+    """The model that a request of any API asks for; None where it names none, or cannot be read. Much faster than
+    `parse`, because all else is skipped."""
+    try:
+        return msgspec.json.decode(body, type=_Named).model
+    except (msgspec.DecodeError, RecursionError):
+        return None
+
+
 def _chat_completions(body: Body) -> Request:
     messages = conversation.messages(body.get("messages"))
     tools = conversation.tools(body.get("tools"))
