@@ -17,6 +17,7 @@ from loadgen.commands import CommandError
 COMMANDS = {
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
     "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
+    "sidecar": "a routing sidecar in front of a decode engine",
 }
 INTERRUPTED = 130  # what a shell reports of a process that SIGINT ended
 

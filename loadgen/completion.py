@@ -84,7 +84,7 @@ class Completion:
             "completion_tokens": request.reply,
             # The engine's own truth about a hit, reported by 0.32 even when it is 0.
             "prompt_tokens_details": {
-                "cached_tokens": request.hit,
+                "cached_tokens": max(request.hit, request.remote_hit),
                 "created_cache_tokens": self.cacheable - request.hit,
             },
         }

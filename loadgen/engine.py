@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
+from loadgen.cache import Block
 from loadgen.instance import Event, Instance
 from loadgen.publisher import TokenRequest
 
@@ -18,9 +19,16 @@ CATCH_UP = 1.0  # seconds that the instance may lie behind the clock before it g
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LiveRequest(TokenRequest):
-    """A request that somebody waits for: `progress` carries the number of tokens sampled so far."""
+    """A request that somebody waits for: `progress` carries the number of tokens sampled so far.
+
+    The others belong to `transfer.py`: the KV of a prompt may come from another engine, or stay for one.
+    """
 
     progress: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    loaded: int = 0  # leading prompt tokens whose KV another engine computed ...
+    remote_hit: int = 0  # ... and how many of them that one had cached
+    export: bool = False  # keep the blocks after the end ...
+    exported: list[Block] | None = None  # ... and these they are
 
 
 Publish = Callable[[Sequence[Event[LiveRequest]]], Awaitable[None]]

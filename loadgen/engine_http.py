@@ -21,6 +21,7 @@ from loadgen.completion import ChatApi, Completion, parse
 from loadgen.engine import Engine
 from loadgen.engine_metrics import EngineMetrics
 from loadgen.errors import Refused, invalid
+from loadgen.transfer import TransferInstance, Transfers
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +32,11 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
     """The HTTP handlers of one engine."""
 
-    def __init__(self, api: ChatApi, engine: Engine) -> None:
+    def __init__(self, api: ChatApi, engine: Engine, instance: TransferInstance) -> None:
         self._api = api
         self._engine = engine
-        self._metrics = EngineMetrics(engine.instance, api.served.models[0])
+        self._metrics = EngineMetrics(instance, api.served.models[0])
+        self._transfers = Transfers(instance, self._metrics.registry)
         self._started = int(time.time())
 
     def app(self) -> web.Application:
@@ -47,6 +49,7 @@ class Server:
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/models", self.models)
+        self._transfers.add_to(app)
         return app
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:
@@ -56,13 +59,17 @@ class Server:
         body = await _body(request)
         # In a thread: tokenising a long prompt must not hold up everybody's tokens.
         completion = await asyncio.to_thread(self._api.start, body, id=identity, created=int(time.time()))
-        async with contextlib.aclosing(self._engine.generate(completion.request)) as progress:
+        async with (
+            self._transfers.during(body, completion),
+            contextlib.aclosing(self._engine.generate(completion.request)) as progress,
+        ):
             if completion.stream:
                 response: web.StreamResponse = await self._stream(request, completion, progress, arrived)
             else:
                 async for _ in self._watched(progress, arrived):
                     pass
-                response = _json(completion.message())
+                params = self._transfers.params(request, completion)
+                response = _json(completion.message() | ({"kv_transfer_params": params} if params else {}))
         self._metrics.finished("length" if completion.reply.finish == "length" else "stop")
         return response
 

@@ -18,10 +18,11 @@ from aiohttp import web
 from loadgen.completion import ChatApi, Served
 from loadgen.engine import Engine, LiveRequest
 from loadgen.engine_http import Server
-from loadgen.instance import Event, Instance, Limits
+from loadgen.instance import Event, Limits
 from loadgen.kv_events import Format
 from loadgen.publisher import Addresses, Publisher
 from loadgen.timing import PROFILES
+from loadgen.transfer import TransferInstance
 
 MODEL_DIR = Path(__file__).parent / "model"
 DRAIN = 10.0  # seconds that open requests get to finish after SIGTERM
@@ -72,7 +73,7 @@ async def serve(options: EngineOptions, ready: Callable[[str], None] = lambda ur
         zmq.ZMQError: an event address is taken or malformed.
     """
     api = ChatApi(options.model_dir, options.served())
-    instance = Instance[LiveRequest](PROFILES[options.profile], options.capacity(), options.block_size, options.limits)
+    instance = TransferInstance(PROFILES[options.profile], options.capacity(), options.block_size, options.limits)
     async with contextlib.AsyncExitStack() as stack:
         publish = _discard
         if options.kv_events:
@@ -84,7 +85,7 @@ async def serve(options: EngineOptions, ready: Callable[[str], None] = lambda ur
         steps = asyncio.create_task(engine.run())
         stack.callback(steps.cancel)
         runner = web.AppRunner(
-            Server(api, engine).app(),
+            Server(api, engine, instance).app(),
             access_log=None,
             handler_cancellation=True,  # a client that hangs up frees its request
             auto_decompress=False,  # vLLM takes no compressed bodies

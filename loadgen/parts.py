@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from loadgen.envoy_config import HOST
-from loadgen.processes import Child, free_port
+from loadgen.processes import Child, free_port, listens
 
 
 class StackFailed(Exception):
@@ -50,6 +50,23 @@ class Engine(Child):
         """Empty its prefix cache; False when requests run."""
         answer = get(f"{self.url}/reset_prefix_cache", method="POST")
         return bool(answer and json.loads(answer)["success"])
+
+
+class Sidecar(Child):
+    """A routing sidecar in front of one engine."""
+
+    def __init__(self, engine: Engine, directory: Path) -> None:
+        self.port = free_port()
+        arguments = [sys.executable, "-m", "loadgen", "sidecar", "--host", HOST, "--port", str(self.port)]
+        name = f"sidecar-of-{engine.name}"
+        super().__init__(
+            name, [*arguments, "--engine", engine.address], directory / f"{name}.log", lambda: listens(self.port)
+        )
+
+    @property
+    def address(self) -> str:
+        """What Envoy knows the engine behind it by: ip:port."""
+        return f"{HOST}:{self.port}"
 
 
 def envoy_program() -> str:

@@ -21,7 +21,7 @@ from extproc.supervisor import STRIDE
 from loadgen.chat import Json
 from loadgen.engine_server import MODEL_DIR
 from loadgen.envoy_config import HOST, EnvoySettings, render
-from loadgen.parts import Engine, StackFailed, envoy_program, get, redis_server
+from loadgen.parts import Engine, Sidecar, StackFailed, envoy_program, get, redis_server
 from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens, uninterrupted
 
 MEMORY = "memory://"
@@ -45,6 +45,8 @@ class Stack:
         engine_options: Sequence[str] = (),
         cluster: Mapping[str, Any] | None = None,
         body_mode: str = "BUFFERED",
+        roles: Sequence[str] | None = None,
+        sidecars: bool = False,
         extproc_options: Sequence[str] = (),
         workers: int = 1,
         port: int | None = None,
@@ -61,6 +63,8 @@ class Stack:
             engine_options: of `python -m loadgen engine`, for all of them.
             cluster: more keys of the engine cluster's `smetric` metadata.
             body_mode: of the ext_proc filter.
+            roles: of the engines, in their order: "both" (all, by default), "prefill", "decode".
+            sidecars: whether a routing sidecar stands in front of each engine that decodes.
             extproc_options: of `python -m extproc serve`.
             workers: of ext_proc, each with a port of its own.
             port: where Envoy listens; a free one by default.
@@ -81,6 +85,11 @@ class Stack:
         self.engines = [
             Engine(number, self.directory, list(engine_options), events=events) for number in range(engines)
         ]
+        each = roles or ["both"] * engines
+        self.sidecars = [
+            Sidecar(engine, self.directory) if sidecars and role != "prefill" else None
+            for engine, role in zip(self.engines, each, strict=True)
+        ]
         self.redis = self._redis() if index == REDIS else None
         self._index = f"redis://{HOST}:{self._redis_port}/0?budget_ms={BUDGET_MS}" if self.redis else index
         ports = range(first, first + STRIDE * workers, STRIDE) if extproc else ()
@@ -90,7 +99,10 @@ class Stack:
             admin_port=self._admin_port,
             access_log=self.access_log_path,
             model_dir=MODEL_DIR,
-            engines=[_endpoint(engine, events=events) for engine in self.engines],
+            engines=[
+                _endpoint(engine, role, sidecar, events=events)
+                for engine, role, sidecar in zip(self.engines, each, self.sidecars, strict=True)
+            ],
             extproc_ports=ports,
             health_port=self._health_port,
             policy={key: str(value) for key, value in (policy or {}).items()},
@@ -119,8 +131,8 @@ class Stack:
     @property
     def children(self) -> list[Child]:
         """Everything that runs, in the order of starting."""
-        optional = [child for child in (self.redis, *self.engines, self.extproc, self.envoy) if child is not None]
-        return list(optional)
+        children = (self.redis, *self.engines, *self.sidecars, self.extproc, self.envoy)
+        return [child for child in children if child is not None]
 
     def __enter__(self) -> Stack:
         """Start everything and wait until a request would be served and followed.
@@ -130,7 +142,7 @@ class Stack:
         """
         try:
             # ext_proc looks for Redis, and Envoy judges the health of all others, when they start.
-            for wave in ([self.redis], [self.extproc, *self.engines], [self.envoy]):
+            for wave in ([self.redis], [self.extproc, *self.engines, *self.sidecars], [self.envoy]):
                 started = [child for child in wave if child]
                 for child in started:
                     child.start()
@@ -232,8 +244,8 @@ class Stack:
         return Child("envoy", arguments, self.directory / "envoy.log", ready)
 
 
-def _endpoint(engine: Engine, *, events: bool) -> dict[str, Any]:
-    endpoint: dict[str, Any] = {"port": engine.port}
+def _endpoint(engine: Engine, role: str, sidecar: Sidecar | None, *, events: bool) -> dict[str, Any]:
+    endpoint: dict[str, Any] = {"port": sidecar.port if sidecar else engine.port, "role": role}
     if events:
         endpoint["kv_events"] = f"tcp://{HOST}:{engine.events_port}"
         endpoint["kv_replay"] = f"tcp://{HOST}:{engine.replay_port}"
