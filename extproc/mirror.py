@@ -6,6 +6,7 @@ while some *usable* engine block completes it: two prompts may reach the same by
 What is usable:
 - Copies are counted: engines store a block twice and remove each copy. A block without a copy ends every prompt that
   runs through it; what hangs behind it is unreachable, is not held, and returns when the block is stored again.
+  (vLLM's `kv_cache_report_mode=full` announces reused blocks as stored: such counts are too high until a clear.)
 - A block whose parent is unknown is left out, with all that follows it. Hence a mirror that starts in the middle of an
   engine's life, or anew after `forget`, holds part of the truth and never more than it.
 - Every group that keeps whole prompts must hold the block (`kv_groups.py`). Where other groups keep only the last

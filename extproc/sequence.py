@@ -110,7 +110,7 @@ class Continuity:
         self._held_bytes = 0
         self._deadline: float | None = None
         self._retry = RETRY
-        self._unanswered = False  # whether a replay from 0 may still be answered while we follow without it
+        self._owed = False  # whether a replay from 0 was never answered; it may still be, while we follow without it
         # of the replay in progress
         self._purpose = Purpose.START
         self._start = 0
@@ -188,6 +188,7 @@ class Continuity:
         self._recent.clear()
         self._drop_held()
         self._retry = RETRY
+        self._owed = False
         return [Forget(), *self._start_over(now)]
 
     def _leave(self, _sequence: int, _payload: bytes, _now: float) -> list[Action]:
@@ -256,10 +257,14 @@ class Continuity:
             return self._give_up(now)
         self._state = State.LIVE
         self._started_over = False
-        self._retry = RETRY
-        self._deadline = now + SECOND_LOOK if self._purpose is Purpose.START else None
         if self._purpose is Purpose.GAP:
             actions.append(Closed("replayed"))
+        if self._purpose is Purpose.START:
+            self._owed = False
+            self._retry = RETRY
+            self._deadline = now + SECOND_LOOK
+        else:
+            self._deadline = now + self._retry if self._owed else None
         return actions
 
     def _replay_timeout(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
@@ -273,15 +278,16 @@ class Continuity:
         return actions
 
     def _look_or_retry(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
-        if self._next is not None and not self._unanswered:
+        if self._next is not None and (self._exact or not self._owed):
             return self._ask(self._next, Purpose.LOOK, now)
         self._retry = min(2 * self._retry, LONGEST_RETRY)
         self._deadline = now + self._retry
         return [Replay(0)]  # what is known stays until an answer comes
 
     def _answered(self, sequence: int, payload: bytes, now: float) -> list[Action]:
-        if not self._unanswered:
+        if not self._owed:
             return []  # of a replay that is over
+        self._owed = False
         self._start_over(now)
         return [Forget(), *self.replayed(sequence, payload, now)]
 
@@ -357,7 +363,7 @@ class Continuity:
         self._state = State.REPLAYING
         self._purpose = purpose
         self._start = start
-        self._progressed = self._torn = self._unanswered = False
+        self._progressed = self._torn = False
         self._deadline = now + REPLAY_TIMEOUT
         return [Replay(start)]
 
@@ -385,7 +391,7 @@ class Continuity:
         self._drop_held()
         self._state = State.LIVE
         self._started_over = False
-        self._unanswered = True
+        self._owed = True
         self._deadline = now + self._retry
         return actions
 

@@ -331,6 +331,26 @@ def test_nobody_answers_a_replay() -> None:
     assert script.knows is EXACT
 
 
+def test_a_gap_that_is_answered_does_not_settle_what_was_never_answered() -> None:
+    """The engine answers again: then all there is is asked for, too."""
+    script = Script()
+    script("up", "live 7", "wait 5", "live 9")
+    assert script("frame 8", "end") == "apply 8, apply 9, replayed"
+    assert script.knows is UNKNOWN
+    assert script("wait 30") == "replay 0"
+    assert script(*(f"frame {n}" for n in range(10)), "end").startswith("forget, apply 0")
+    assert script.knows is EXACT
+
+
+def test_after_a_clear_nothing_is_owed() -> None:
+    """An answer would bring nothing that is not known."""
+    script = Script()
+    script("up", "live 7", "wait 5")
+    script.continuity.cleared(7)
+    assert script("wait 30") == "replay 8"
+    assert script.knows is EXACT
+
+
 def test_waiting_for_answers_has_an_end() -> None:
     """The pauses grow to ten minutes, and no further."""
     script = Script()
