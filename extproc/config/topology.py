@@ -25,6 +25,7 @@ from extproc.config.messages import (
 from extproc.config.nodes import Node
 from extproc.config.report import Problem
 from extproc.config.route import CLUSTER, PREFIX
+from extproc.config.settings import cluster_names
 
 EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"
@@ -67,10 +68,10 @@ class RouteEntry:
     disabled: bool
 
     @property
-    def pool(self) -> str | None:
-        """The pool that ext_proc decides for on this route."""
+    def pools(self) -> tuple[str, ...]:
+        """The pools that ext_proc decides for on this route; of several, the request's model chooses one."""
         header = self.metadata.get(CLUSTER)
-        return None if header is None or self.disabled or header.dynamic else header.value
+        return () if header is None or self.disabled or header.dynamic else cluster_names(header.value)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,14 +99,14 @@ class Topology:
         """The routes on which ext_proc decides."""
         for chain in self.chains:
             for route in chain.routes:
-                if route.pool is not None:
+                if route.pools:
                     yield chain, route
 
     def pools(self) -> tuple[str, ...]:
         """Names of the clusters that are pools: named by a filter or route, or carrying our metadata."""
         named = [chain.metadata[CLUSTER] for chain in self.chains if CLUSTER in chain.metadata]
-        named += [route.metadata[CLUSTER] for chain in self.chains for route in chain.routes if route.pool]
-        names = [header.value for header in named if not header.dynamic]
+        named += [route.metadata[CLUSTER] for chain in self.chains for route in chain.routes if route.pools]
+        names = [name for header in named if not header.dynamic for name in cluster_names(header.value)]
         names += [name for name, cluster in self.clusters.items() if is_ours(cluster.node)]
         return tuple(name for name in dict.fromkeys(names) if name in self.clusters)
 

@@ -30,7 +30,7 @@ def exists(topology: Topology, pools: Pools) -> Iterator[Problem]:
 def has_pool(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """The filter, or each route behind it, names the pool."""
     for chain in topology.chains:
-        if CLUSTER in chain.metadata or any(route.pool for route in chain.routes):
+        if CLUSTER in chain.metadata or any(route.pools for route in chain.routes):
             continue
         names = topology.pools()
         advice = f"write initial_metadata: [{{key: x-smetric-cluster, value: {names[0] if names else 'CLUSTER'}}}]"

@@ -56,7 +56,7 @@ def modes(topology: Topology) -> Iterator[tuple[ProcessingMode, Node, bool]]:
 
 def pools_behind(chain: Chain, topology: Topology) -> list[Located[Cluster]]:
     """The clusters that one filter decides for."""
-    names = dict.fromkeys(route.pool for route in chain.routes if route.pool is not None)
+    names = dict.fromkeys(name for route in chain.routes for name in route.pools)
     return [topology.clusters[name] for name in names if name in topology.clusters]
 
 

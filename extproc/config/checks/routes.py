@@ -24,6 +24,7 @@ from extproc.config.route import (
     prefill_timeout,
     suggest,
 )
+from extproc.config.settings import cluster_names
 from extproc.config.topology import Header, Topology
 from extproc.errors import ConfigError
 
