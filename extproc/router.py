@@ -10,35 +10,25 @@ from __future__ import annotations
 import heapq
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from extproc import admission, blocks, disaggregation, openai
+from extproc import admission, disaggregation, responses
 from extproc.admission import Admission, Subset
 from extproc.disaggregation import PairTicket
-from extproc.errors import IndexUnavailable, NoInstance, RenderError, Shed, UnreadableBody, UnsupportedApi
+from extproc.errors import IndexUnavailable, NoInstance, Shed
 from extproc.index import Index
 from extproc.loads import Loads, Ticket
 from extproc.model import Choice, Instance, Reason
 from extproc.policies import Verdict, View, least_loaded, lowest, registry
 from extproc.pools import Pool
+from extproc.query import Query, pool_for, read
 
 _log = logging.getLogger(__name__)
 
 FALLBACKS = 2  # with one destination alone, Envoy's retry may hit the dead host again
-
-
-@dataclass(frozen=True, slots=True)
-class Query:
-    """What a request asks of the caches: its turn, its lengths in bytes, and the keys of its prompt blocks."""
-
-    turn: int = 0
-    history: int = 0
-    prompt: int = 0
-    chain: Sequence[int] = ()
-    degraded: Reason | None = None  # why this is all that is known: decide by load alone
-    divisible: bool = False  # one instance may prefill for another
-    failed: frozenset[str] = frozenset()  # names of instances that could not prefill it
+RESPONSE_TTL_S = 24 * 3600  # how long it is remembered who keeps a response: people go on the next day at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +68,21 @@ class Router:
         admitted: Admission = admission.ALL,
         *,
         now: float,
+        turn: int | None = None,
     ) -> Routed:
-        """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock.
+        """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock; `turn` is the
+        client's own word.
 
         Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
         """
-        query = self.query(pool, path, body) if body is not None else Query(degraded=degraded)
-        if body is not None and query.degraded is None and pool.disaggregated:
-            query = replace(query, divisible=disaggregation.divisible(path, body))
+        if body is None:
+            query = Query(turn or 0, degraded=degraded, response=responses.named_in(path))
+        else:
+            query = self.query(pool, path, body, turn)
+            if query.degraded is None and pool.disaggregated:
+                query = replace(query, divisible=disaggregation.divisible(path, body))
+        if query.response is not None:
+            query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}
         if query.chain:
             try:
@@ -113,28 +110,26 @@ class Router:
         query = replace(routed.query, failed=failed, divisible=len(failed) < disaggregation.ATTEMPTS)
         return self.decide(pool, policy, options, query, routed.held, Admission(subset), now=now)
 
-    def query(self, pool: Pool, path: str, body: bytes) -> Query:
+    def pool_for(self, pools: Sequence[Pool], body: bytes | None) -> Pool:
+        """The pool that serves the request's model. See `query.pool_for`."""
+        return pool_for(pools, self._index.adapters, body)
+
+    def query(self, pool: Pool, path: str, body: bytes, turn: int | None = None) -> Query:
         """Parse, render and hash a body. Whatever goes wrong is the query's `degraded`."""
-        turn = 0
+        return read(pool, self._index.adapters(pool.name), path, body, turn)
+
+    async def remember(self, pool: Pool, response: str, instance: str) -> None:
+        """An instance, by name, keeps this response."""
+        with suppress(IndexUnavailable):  # then what refers to it goes by load
+            await self._index.remember(pool.name, response, instance, RESPONSE_TTL_S)
+
+    async def _recalled(self, pool: Pool, query: Query) -> Query:
+        """The query with the keeper of the response that it refers to; without one, load alone decides."""
         try:
-            request = openai.parse(path, body)
-            turn = request.turn
-            prompt = pool.renderer.render(request)
-            adapter = request.model if request.model not in pool.models else None
-            adapter = adapter if adapter in self._index.adapters(pool.name) else None
-            root = blocks.root(pool.name, adapter, request.cache_salt)
-            chain = blocks.extend(prompt.data[: prompt.matchable], root, pool.block_bytes)
-        except UnreadableBody:
-            return Query(degraded=Reason.UNREADABLE_BODY)
-        except UnsupportedApi:
-            return Query(degraded=Reason.UNSUPPORTED_API)
-        except RenderError:
-            return Query(turn, degraded=Reason.RENDER_FAILED)
-        except Exception:
-            _log.exception("a bug in reading a request of pool %s; it is routed by load alone", pool.name)
-            return Query(turn, degraded=Reason.INTERNAL_ERROR)
-        # Past an image nothing can be matched, so nothing there can have been evicted either.
-        return Query(turn, min(prompt.history, prompt.matchable), len(prompt.data), chain)
+            keeper = await self._index.recall(pool.name, query.response or "")
+        except IndexUnavailable:
+            return replace(query, degraded=Reason.INDEX_UNAVAILABLE)
+        return replace(query, keeper=keeper, degraded=Reason.UNKNOWN_RESPONSE)
 
     def decide(
         self,
@@ -166,8 +161,9 @@ class Router:
         cached = [hits.get(name, 0) * pool.block_bytes for name in names]
         view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed(), unit)
         degraded = Reason.PREFILL_FAILED if query.failed and not halved else query.degraded
-        chosen, reason = _verdict(policy, options, view, degraded)
-        if reason is not Reason.STICK:
+        pinned = names.index(query.keeper) if query.keeper in names else None
+        chosen, reason = _pinned(pinned) if pinned is not None else _verdict(policy, options, view, degraded)
+        if reason not in (Reason.STICK, Reason.PREVIOUS_RESPONSE):
             pool.cursor = chosen + 1
         choice = Choice(
             instance=candidates[chosen],
@@ -207,6 +203,11 @@ class _Decoder(NamedTuple):
 def _shed(pool: Pool, requests: Sequence[int], admitted: Admission) -> None:
     if min(requests) >= admitted.max_load:
         raise Shed(f"every instance of pool {pool.name!r} has {admitted.max_load:g} requests in flight; try again")
+
+
+def _pinned(candidate: int) -> Verdict:
+    """What an engine keeps no other engine can continue, however loaded it is."""
+    return Verdict(candidate, Reason.PREVIOUS_RESPONSE)
 
 
 def _verdict(policy: str, options: Mapping[str, float], view: View, degraded: Reason | None) -> Verdict:

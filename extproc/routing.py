@@ -21,12 +21,14 @@ CONFORMANCE_SELECTION = "test-epp-endpoint-selection"
 CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"
 EXPLANATION = "smetric"  # namespace of the metadata for access logs
 RANK = "x-data-parallel-rank"
+POOL = "x-smetric-pool"  # set where the request's model chooses among pools: routes match it
 
 
-def to(choice: Choice, decision_ms: float, *, sidecar: bool = True) -> Routing:
+def to(choice: Choice, decision_ms: float, *, sidecar: bool = True, pool: str | None = None) -> Routing:
     """Send the request to the choice; `decision_ms` is how long the decision took.
 
     `sidecar`: one in front of the destination is to have the prompt prefilled, where the choice says who does that.
+    `pool`: the chosen one of several; Envoy then chooses the route again, which leads to that cluster.
     """
     destinations = ",".join(dict.fromkeys(instance.address for instance in (choice.instance, *choice.fallbacks)))
     headers = {DESTINATION: destinations}
@@ -50,8 +52,11 @@ def to(choice: Choice, decision_ms: float, *, sidecar: bool = True) -> Routing:
     if choice.instance.rank is not None:
         headers[RANK] = str(choice.instance.rank)
         explanation["rank"] = choice.instance.rank
+    if pool is not None:
+        headers[POOL] = explanation["pool"] = pool
     strange = tuple(name for name in (RANK, PREFILLER) if name not in headers)  # a client's own, that is
-    return Routing(headers, strange, {NAMESPACE: {DESTINATION: destinations}, EXPLANATION: explanation})
+    lb: dict[str, str | float] = {DESTINATION: destinations}
+    return Routing(headers, strange, {NAMESPACE: lb, EXPLANATION: explanation}, new_route=pool is not None)
 
 
 def nowhere(reason: Reason) -> Routing:

@@ -12,7 +12,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import grpc
@@ -22,10 +22,23 @@ from extproc import disaggregation, metrics, routing, tls, wire
 from extproc.admission import Admission, Subset
 from extproc.config import RouteSettings
 from extproc.errors import BodyTimeout, NoInstance, Shed
-from extproc.exchange import Answer, Decide, Event, Exchange, OutOfTime, Output, Prefill, Prefilled, ProtocolViolation
+from extproc.exchange import (
+    Answer,
+    Decide,
+    Event,
+    Exchange,
+    OutOfTime,
+    Output,
+    Prefill,
+    Prefilled,
+    ProtocolViolation,
+    Seen,
+)
 from extproc.model import Disaggregation, Reason
 from extproc.pools import Pool
 from extproc.prefill import Outcome, Prefiller, PrefillFailed
+from extproc.query import explicit_turn
+from extproc.responses import IdReader
 from extproc.router import Routed, Router
 
 _log = logging.getLogger(__name__)
@@ -58,6 +71,8 @@ class _Stream:
     routed: Routed | None = None
     subset: Subset | None = None  # the gateway's hint
     decision_s: float = 0.0  # what the decision took, in seconds
+    keeper: str = ""  # name of the instance that serves the request, and keeps its response
+    response: IdReader = field(default_factory=IdReader)
 
     def close(self) -> None:
         """Give the load back; synchronous, and called on every way out."""
@@ -114,6 +129,8 @@ class Processor:
                         outputs.extend(await self._prefill(stream, output))
                     elif isinstance(output, Prefilled):
                         self._prefilled(stream, output)
+                    elif isinstance(output, Seen):
+                        await self._seen(stream, output)
                     else:
                         yield output
         except ProtocolViolation as violation:
@@ -132,20 +149,23 @@ class Processor:
         route = self._route(stream.metadata)
         if wanted.degraded is Reason.BODY_TIMEOUT:
             return self._refuse(stream, route, BodyTimeout(f"the request's body did not end within {BODY_S:g} s"))
-        pool = stream.pool = self._pools.get(route.cluster)
-        if pool is None:
+        pools = [self._pools[name] for name in route.clusters if name in self._pools]
+        if not pools:
             metrics.DECISIONS.labels(route.cluster, route.policy, Reason.NO_POOL.value).inc()
             return stream.exchange.decided(routing.nowhere(Reason.NO_POOL))
-        path = wanted.headers.get(":path", "")
+        pool = stream.pool = self._router.pool_for(pools, wanted.body)
+        path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
+        now = time.monotonic()
         stream.subset = self._subset(wanted)
         admitted = Admission(stream.subset, route.max_load)
         try:
             routed = stream.routed = await self._router.pick(
-                pool, route.policy, route.options, path, wanted.body, wanted.degraded, admitted, now=time.monotonic()
+                pool, route.policy, route.options, path, wanted.body, wanted.degraded, admitted, now=now, turn=turn
             )
         except (NoInstance, Shed) as error:
             return self._refuse(stream, route, error)
         stream.decision_s = time.perf_counter() - started
+        stream.keeper, stream.exchange.watching = routed.choice.instance.name, routed.query.stores
         if routed.choice.prefill is not None and route.disaggregation is Disaggregation.FILTER:
             return stream.exchange.prefill(disaggregation.budget_ms(route.prefill_timeout_s))
         return self._send(pool, stream, routed)
@@ -184,8 +204,10 @@ class Processor:
         metrics.PROMPT_BYTES.labels(pool.name).inc(choice.prompt)
         metrics.HIT_BYTES.labels(pool.name).inc(choice.hit)
         metrics.BEST_HIT_BYTES.labels(pool.name).inc(choice.best_hit)
-        sidecar = self._route(stream.metadata).disaggregation is Disaggregation.SIDECAR
-        return stream.exchange.decided(routing.to(choice, elapsed * 1000, sidecar=sidecar), body)
+        route = self._route(stream.metadata)
+        sidecar = route.disaggregation is Disaggregation.SIDECAR
+        chosen = pool.name if len(route.clusters) > 1 else None
+        return stream.exchange.decided(routing.to(choice, elapsed * 1000, sidecar=sidecar, pool=chosen), body)
 
     def _refuse(self, stream: _Stream, route: RouteSettings, error: NoInstance | Shed | BodyTimeout) -> list[Output]:
         reason = _REFUSALS[type(error)]
@@ -205,7 +227,16 @@ class Processor:
         ticket.prefilled()
         if answered.served is not None and not stream.pool.reached(chosen, answered.served, time.monotonic()):
             metrics.SERVED_ELSEWHERE.labels(stream.pool.name).inc()
-            ticket.move(replace(chosen, address=answered.served).name)
+            stream.keeper = replace(chosen, address=answered.served).name
+            ticket.move(stream.keeper)
+
+    async def _seen(self, stream: _Stream, seen: Seen) -> None:
+        """Note who keeps a response before the client learns its id, and so before it can refer to it."""
+        response = stream.response.feed(seen.data)
+        if response is not None and stream.pool is not None:
+            await self._router.remember(stream.pool, response, stream.keeper)
+        if response is not None or stream.response.hopeless:
+            stream.exchange.watching = False
 
 
 _REFUSALS = {NoInstance: Reason.NO_INSTANCE, Shed: Reason.SHED, BodyTimeout: Reason.BODY_TIMEOUT}

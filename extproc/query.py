@@ -1,0 +1,93 @@
+"""From a request to what it asks of the caches: parsed, rendered, hashed. Pure, and it never fails.
+
+Owns what becomes of each way in which a request cannot be read, and the turn: the client's own word
+(`x-smetric-turn`), else the assistant's messages, else the replies found in the text. Refuses to know instances.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from extproc import blocks, openai, responses
+from extproc.errors import RenderError, UnreadableBody, UnsupportedApi
+from extproc.model import Reason
+from extproc.pools import Pool
+
+_log = logging.getLogger(__name__)
+
+TURN = "x-smetric-turn"
+MAX_TURN_DIGITS = 9  # nobody has a billion turns; what is longer is no number of turns
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What a request asks of the caches: its turn, its lengths in bytes, and the keys of its prompt blocks."""
+
+    turn: int = 0
+    history: int = 0
+    prompt: int = 0
+    chain: Sequence[int] = ()
+    degraded: Reason | None = None  # why this is all that is known: decide by load alone
+    divisible: bool = False  # one instance may prefill for another
+    failed: frozenset[str] = frozenset()  # names of instances that could not prefill it
+    response: str | None = None  # the stored response that it refers to: only who keeps that can serve it
+    keeper: str | None = None  # name of the instance that keeps it
+    stores: bool = False  # the engine may keep the response, and others may refer to it
+
+
+def explicit_turn(headers: Mapping[str, str]) -> int | None:
+    """The turn that a framework tags its requests with; None where there is no tag, or garbage in it."""
+    text = headers.get(TURN, "").strip()
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_TURN_DIGITS else None
+
+
+def pool_for(pools: Sequence[Pool], adapters: Callable[[str], Collection[str]], body: bytes | None) -> Pool:
+    """The pool that serves the request's model; the first where none does, whose engines will refuse it.
+
+    `adapters` tells the LoRA adapters that a pool's engines announced.
+    """
+    model = openai.model_of(body) if body is not None and len(pools) > 1 else None
+    if model is not None:
+        for pool in pools:
+            if model in pool.models:
+                return pool
+        for pool in pools:
+            if model in adapters(pool.name):
+                return pool
+    return pools[0]
+
+
+def read(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: int | None = None) -> Query:
+    """The query of a body. `adapters` are the LoRA adapters that the pool's engines announced, `turn` is the client's
+    own word. Whatever goes wrong is the query's `degraded`."""
+    known = turn or 0
+    try:
+        request = openai.parse(path, body)
+        known = request.turn if turn is None else turn
+        if request.previous_response is not None:
+            known_by = request.previous_response if len(request.previous_response) <= responses.MAX_ID else None
+            return Query(known, degraded=Reason.UNKNOWN_RESPONSE, response=known_by, stores=request.stored)
+        if not request.prefills:
+            return Query(known, degraded=Reason.NO_PREFILL)
+        prompt = pool.renderer.render(request)
+        adapter = request.model if request.model not in pool.models and request.model in adapters else None
+        root = blocks.root(pool.name, adapter, request.cache_salt)
+        chain = blocks.extend(prompt.data[: prompt.matchable], root, pool.block_bytes)
+    except UnreadableBody:
+        return Query(known, degraded=Reason.UNREADABLE_BODY)
+    except UnsupportedApi:
+        return Query(known, degraded=Reason.UNSUPPORTED_API, response=responses.named_in(path))
+    except RenderError:
+        return Query(known, degraded=Reason.RENDER_FAILED)
+    except Exception:
+        _log.exception("a bug in reading a request of pool %s; it is routed by load alone", pool.name)
+        return Query(known, degraded=Reason.INTERNAL_ERROR)
+    # Past an image nothing can be matched, so nothing there can have been evicted either.
+    history = min(prompt.history, prompt.matchable)
+    if turn and not history:
+        # A follow-up by the client's own word, in which no reply can be seen: most of such a prompt is its history.
+        history = prompt.matchable
+    replies = request.turn or prompt.replies
+    return Query(replies if turn is None else turn, history, len(prompt.data), chain, stores=request.stored)
