@@ -3,9 +3,10 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+VLLM   ?= .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test check format bench clean
+.PHONY: help run test test-vllm check format bench clean
 
 help: ## what can be made
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -24,6 +25,10 @@ run: $(READY) ## agent sessions through a real Envoy: SMetric against round robi
 test: $(READY) ## all tests, on real Envoy and real Redis (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(ARGS)
 
+test-vllm: $(READY) ## predictions against two real vLLM instances on the CPU (3.5 GB, ten minutes)
+	@bash tests/vllm/setup.sh $(VLLM)
+	@SMETRIC_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm $(ARGS)
+
 check: $(READY) ## ruff (format, lint, import rules) and mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -37,4 +42,4 @@ bench: $(READY) ## every benchmark; prints tables, asserts nothing
 	@for file in bench/index.py bench/events.py bench/prompt.py bench/decision.py bench/overhead.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
 
 clean: ## remove everything that make created
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis out build *.egg-info
+	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis out build *.egg-info
