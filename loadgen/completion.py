@@ -171,15 +171,19 @@ class ChatApi:
         return model
 
     def prompt(self, body: Mapping[str, Json]) -> array[int]:
-        """Token ids of the prompt of a chat.
+        """Token ids of the prompt of a chat, or of a `prompt` that is given as text or as ids.
 
         Raises:
             Refused: 400, it cannot be rendered or leaves no room for a reply.
         """
         if "chat_template" in body:
             raise bad_request("a chat template of the request's own is not trusted", "chat_template")
+        given = None if "messages" in body else body.get("prompt")
         try:
-            tokens = self._tokens.encode(self._template.render(body))
+            if isinstance(given, list):
+                tokens = array("I", given)
+            else:
+                tokens = self._tokens.encode(self._template.render(body) if given is None else given)
         except ChatError as error:
             raise invalid(str(error), error.param) from error
         except ValueError as error:

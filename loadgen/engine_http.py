@@ -21,6 +21,7 @@ from loadgen.completion import ChatApi, Completion, parse
 from loadgen.engine import Engine
 from loadgen.engine_metrics import EngineMetrics
 from loadgen.errors import Refused, invalid
+from loadgen.other_apis import OtherApis
 from loadgen.transfer import TransferInstance, Transfers
 
 log = logging.getLogger(__name__)
@@ -50,6 +51,7 @@ class Server:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/models", self.models)
         self._transfers.add_to(app)
+        OtherApis(self._api, self._engine).add_to(app)
         return app
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:

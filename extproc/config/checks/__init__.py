@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from extproc.config.checks import clusters, filters, listeners, metadata, processing, routes
+from extproc.config.checks import clusters, filters, listeners, metadata, models, processing, routes
 from extproc.config.report import Problem
 from extproc.config.settings import PoolSettings
 from extproc.config.topology import Topology
@@ -21,5 +21,6 @@ CHECKS: tuple[Check, ...] = (
     *processing.CHECKS,
     *listeners.CHECKS,
     *routes.CHECKS,
+    *models.CHECKS,
     *clusters.CHECKS,
 )
