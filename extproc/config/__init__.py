@@ -6,6 +6,7 @@
     metadata   the keys under `filter_metadata.smetric`
     pools      a cluster -> PoolSettings
     route      gRPC metadata -> RouteSettings; the only part that runs for each request
+    standalone a file of pools alone, where a gateway writes the rest
     checks/    the traps, one function each
     report     problems, and what was understood, as text
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from extproc.config import nodes, topology
+from extproc.config import nodes, standalone, topology
 from extproc.config.checks import CHECKS, POOL_CHECKS
 from extproc.config.pools import eds_endpoints, read_pool
 from extproc.config.report import Problem, Report, Severity, error
@@ -76,14 +77,18 @@ def inspect(path: Path) -> Report:
     found = topology.follow(document, problems)
     read = {name: read_pool(found.clusters[name], path.resolve().parent, problems) for name in found.pools()}
     pools = {name: pool for name, pool in read.items() if pool is not None}
+    alone = standalone.applies(document)
     # What was refused is missing from the settings; to complain of that too would hide the mistake.
-    for check in CHECKS if problems else (*POOL_CHECKS, *CHECKS):
+    pool_checks = () if problems else POOL_CHECKS
+    for check in pool_checks if alone else (*pool_checks, *CHECKS):
         problems.extend(check(found, pools))
+    if alone:
+        standalone.judge(found, pools, problems)
 
     distinct = tuple(dict.fromkeys(problems))
     if any(problem.severity is Severity.ERROR for problem in distinct):
         return Report(path, None, distinct)
-    settings = Settings(path, pools, _default(found))
+    settings = Settings(path, pools, standalone.default(found) if alone else _default(found), standalone=alone)
     return Report(path, settings, distinct, tuple(_routes(found, settings)))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import textwrap
 from collections import Counter
@@ -121,6 +122,8 @@ def _endpoint(endpoint: Endpoint) -> str:
 
 
 def _routes(settings: Settings, routes: tuple[tuple[str, RouteSettings], ...]) -> Iterator[str]:
+    if settings.standalone:
+        yield "no listeners here: a gateway writes Envoy's configuration, which is not checked"
     if settings.default is not None:
         yield f"by default: {_route(settings.default)}"
     for name, route in routes:
@@ -129,5 +132,11 @@ def _routes(settings: Settings, routes: tuple[tuple[str, RouteSettings], ...]) -
 
 
 def _route(route: RouteSettings) -> str:
-    options = ", ".join(f"{name} {value:g}" for name, value in route.options.items())
+    options = ", ".join(f"{name} {value:g}" for name, value in _options(route))
     return f"pool {route.cluster} by {route.policy}{f' ({options})' if options else ''}"
+
+
+def _options(route: RouteSettings) -> Iterator[tuple[str, float]]:
+    yield from route.options.items()
+    if route.max_load < math.inf:
+        yield "max_load", route.max_load

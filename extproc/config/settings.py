@@ -79,7 +79,6 @@ class RouteSettings:
     disaggregation: Disaggregation = Disaggregation.SIDECAR
     prefill_timeout_s: float = 60.0  # of one prefill request that we send (FILTER); two are tried
 
-
     @property
     def clusters(self) -> tuple[str, ...]:
         """The pools; the first is taken where none of them knows the model."""
@@ -98,6 +97,7 @@ class Settings:
     path: Path
     pools: Mapping[str, PoolSettings]
     default: RouteSettings | None  # of the ext_proc filter; None where only its routes name a pool
+    standalone: bool = False  # there is no filter: a gateway writes Envoy's configuration
 
 
 def instances(endpoint: Endpoint, address: str) -> tuple[Instance, ...]:

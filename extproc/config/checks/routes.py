@@ -44,7 +44,7 @@ def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
         for metadata in (chain.metadata, *(route.metadata for route in chain.routes)):
             for key, header in metadata.items():
                 if key.startswith(PREFIX):
-                    yield from _entry(key, header, topology)
+                    yield from entry(key, header, topology)
 
 
 def goes_to_pool(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -111,7 +111,8 @@ def visible(topology: Topology, pools: Pools) -> Iterator[Problem]:
                 yield warning(node.place, text, "write route_config here to have it checked")
 
 
-def _entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
+def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
+    """One entry of a route's metadata: a known key, and a value that can be used."""
     place, value = header.node.place, header.value
     if header.dynamic and key in (CLUSTER, POLICY):
         yield warning(place, f"{key} comes from the request: a client can choose it", "write a fixed value")
