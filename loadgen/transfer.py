@@ -72,7 +72,8 @@ class Transfers:
         self._engine_id = str(uuid4())
         self._exports: dict[str, _Export] = {}
         self._session: aiohttp.ClientSession | None = None
-        self._pulls = Counter("simulated:kv_pulls", "Pulls of KV from other engines.", ("outcome",), registry=registry)
+        self._pulls = Counter("simulated:kv_pulls", "Prompts whose KV came from another engine.", registry=registry)
+        self._failed = Counter("simulated:kv_pulls_failed", "Prompts whose KV was gone.", registry=registry)
 
     def add_to(self, app: web.Application) -> None:
         """Serve the side channel, and close with the application."""
@@ -138,7 +139,7 @@ class Transfers:
                 tokens = int((await answer.json())["tokens"]) if answer.status == 200 else 0
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError, LookupError):
             tokens = 0
-        self._pulls.labels("pulled" if tokens else "failed").inc()
+        (self._pulls if tokens else self._failed).inc()
         return tokens
 
     async def _hand_over(self, http: web.Request) -> web.Response:

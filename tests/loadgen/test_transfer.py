@@ -75,6 +75,7 @@ async def test_blocks_that_are_gone_are_computed_again(engines: list[Engine]) ->
     params = (await chat(prefill, "twice", max_tokens=1, kv_transfer_params=EXPORT))[1]["kv_transfer_params"]
     for used in (params, params, params | {"remote_port": 1}, params | {"remote_host": "//"}, {"do_remote_prefill": 1}):
         assert (await chat(decode, "twice", kv_transfer_params=used))[0] == 200
+    assert decode.metric("simulated:kv_pulls_failed_total") == 4
     assert (await chat(decode, "twice", kv_transfer_params=[1]))[0] == 400
     assert usage(prefill) == usage(decode) == 0
 
