@@ -3,7 +3,6 @@
 It owns the connections and the judgement whether Redis is there. It knows nothing of what is stored: `index/redis.py`
 and `replicas.py` do.
 """
-# ruff: noqa: TID251 - an edge: asyncio and redis are its subject
 
 from __future__ import annotations
 

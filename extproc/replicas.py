@@ -3,7 +3,6 @@
 It owns the leases and the exchange of loads; it knows neither events nor policies. Nothing here raises when Redis is
 away: leases run out, peers fall silent and are dropped, and both come back alone.
 """
-# ruff: noqa: TID251 - an edge: asyncio and redis are its subject
 
 from __future__ import annotations
 

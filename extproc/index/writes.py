@@ -8,7 +8,6 @@ runs once however often it was sent; one that Redis reads late (it was stopped, 
 ignored; and a writer whose entries are gone or another's hears of it instead of building on them: after FLUSHALL, an
 eviction, a restart from an old snapshot, a failover that dropped acknowledged writes, a takeover by another follower.
 """
-# ruff: noqa: TID251 - an edge: its callers wait for one another
 
 from __future__ import annotations
 
