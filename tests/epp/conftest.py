@@ -15,6 +15,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.loads import Loads
 from extproc.model import Instance
 from extproc.pools import Pool
+from extproc.prefill import Prefiller
 from extproc.prompt import PlainRenderer
 from extproc.router import Router
 from extproc.server import OPTIONS, Processor, credentials
@@ -30,7 +31,10 @@ class Picker:
         self.loads = Loads()
         self.pool = Pool("pool", PlainRenderer(), instances=[Instance(address) for address in addresses])
         router = Router(MemoryIndex(), self.loads)
-        self.processor = Processor(router, {"pool": self.pool}, _route, lambda *_: None, conformance=conformance)
+        self.prefiller = Prefiller()
+        self.processor = Processor(
+            router, {"pool": self.pool}, _route, lambda *_: None, self.prefiller, conformance=conformance
+        )
         self.channel: grpc.aio.Channel
 
     async def start(self, stack: AsyncExitStack, pair: tls.Pair | None) -> Picker:
@@ -46,6 +50,7 @@ class Picker:
             trusted = grpc.ssl_channel_credentials(pair.certificate)
             channel = grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted, options=options)
         await server.start()
+        stack.push_async_callback(self.prefiller.close)
         stack.push_async_callback(server.stop, 0)
         self.channel = await stack.enter_async_context(channel)
         return self

@@ -138,8 +138,9 @@ class Gateway:
             protocol_config={"request_body_mode": self.mode, "response_body_mode": self.response_mode},
         )
 
-    def body(self, data: bytes, *, last: bool) -> ProcessingRequest:
+    def body(self, data: bytes, *, last: bool, hint: Any = None) -> ProcessingRequest:
         """A piece of a request body."""
+        self._hint = self._hint if hint is None else hint
         message = self._message(request_body={"end_of_stream": last})
         message.request_body.body = data
         return message

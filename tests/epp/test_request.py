@@ -146,6 +146,15 @@ async def test_a_subset_of_ipv6(start: StartPicker, mode: str, written: str) -> 
     await gateway.end()
 
 
+async def test_a_subset_is_known_without_headers(picker: Picker) -> None:
+    """With `request_header_mode: SKIP` the hint comes with the body."""
+    gateway = picker.gateway("BUFFERED")
+    await gateway.write(gateway.body(chat(), last=True, hint=[ADDRESSES[2]]))
+    steered = (await gateway.read()).dynamic_metadata["envoy.lb"]
+    assert steered[DESTINATION] == ADDRESSES[2]
+    await gateway.end()
+
+
 async def test_a_subset_wins_over_what_is_unreachable(picker: Picker) -> None:
     """The only admitted instance is chosen though Envoy could not reach it just now; elsewhere it may not go."""
     picker.pool.reached(picker.pool.instances[1], ADDRESSES[0], time.monotonic() + SUSPECT_S)
@@ -248,6 +257,15 @@ async def test_a_body_beyond_all_bounds_streams_through(
     assert (outcome.body, outcome.reason) == (body, Reason.BODY_TOO_LARGE)
     assert len(outcome.destinations) == 3
     await gateway.respond()
+    await gateway.end()
+
+
+async def test_a_last_piece_may_be_the_one_too_much(picker: Picker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A body whose last piece passes the bound has ended all the same."""
+    monkeypatch.setattr(exchange, "MAX_BODY", 100_000)
+    gateway = picker.gateway(DUPLEX)
+    outcome = await gateway.request(b"x" * 60_000, b"y" * 60_000)
+    assert (outcome.body[-1:], len(outcome.body), outcome.ended) == (b"y", 120_000, True)
     await gateway.end()
 
 

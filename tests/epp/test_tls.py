@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
-import ssl
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import NamedTuple
 
 import grpc
 import pytest
@@ -16,28 +13,7 @@ import pytest
 from extproc import tls
 from extproc.errors import ConfigError
 from extproc.server import OPTIONS, Health, credentials
-
-
-class Handshake(NamedTuple):
-    """What a client learns."""
-
-    protocol: str | None
-    certificate: bytes
-
-
-def shake(port: int) -> Handshake:
-    """One TLS handshake of a client that offers HTTP/2 first, as Envoy does, and verifies nothing."""
-    context = ssl.create_default_context()
-    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    context.set_alpn_protocols(["h2", "http/1.1"])
-    with socket.create_connection(("127.0.0.1", port), 10) as plain, context.wrap_socket(plain) as secured:
-        certificate = secured.getpeercert(binary_form=True)
-        assert certificate is not None
-        return Handshake(secured.selected_alpn_protocol(), certificate)
-
-
-def der(pair: tls.Pair) -> bytes:
-    return ssl.PEM_cert_to_DER_cert(pair.certificate.decode())
+from tests.epp.handshake import Handshake, der, shake
 
 
 class Files:
