@@ -161,6 +161,27 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "message timeout too long": (
         at_filter("message_timeout", "60s"), W, "message_timeout", "hang", "message_timeout: 1s",
     ),
+    "no time for a prefill": (
+        all_of(metadata("x-smetric-disaggregation", "filter"), at_filter("max_message_timeout", DELETE)),
+        E, FILTER, "a prefill may take 121s", "max_message_timeout: 121s",
+    ),
+    "too little time for a prefill": (
+        all_of(metadata("x-smetric-disaggregation", "filter"), metadata("x-smetric-prefill-timeout", "100")),
+        E, "max_message_timeout", "max_message_timeout is 121s", "max_message_timeout: 201s",
+    ),
+    "unknown disaggregation": (
+        metadata("x-smetric-disaggregation", "side"), E, "initial_metadata[5].value", "did you mean sidecar?", "docs",
+    ),
+    "prefill without time": (
+        metadata("x-smetric-prefill-timeout", "0"), E, "initial_metadata[5].value", "write seconds", "docs",
+    ),
+    "prefill for ever": (
+        metadata("x-smetric-prefill-timeout", "3600"), E, "initial_metadata[5].value", "up to 1740", "docs",
+    ),
+    "a client chooses who prefills": (
+        all_of(at_endpoint("role", "prefill"), at_manager("http_filters[0].typed_config.mutations", DELETE)),
+        W, "http_filters[1]", "x-prefiller-host-port", "header_mutation",
+    ),
     "no metadata options": (
         all_of(at_filter("metadata_options", DELETE), at_filter("response_attributes", ["upstream.address"])),
         E, FILTER, "envoy.lb is not received", "[envoy.lb, smetric]",

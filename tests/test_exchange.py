@@ -17,9 +17,11 @@ from extproc.exchange import (
     Decide,
     Event,
     Exchange,
+    Extend,
     Immediate,
     Output,
     Phase,
+    Prefill,
     Prefilled,
     ProtocolViolation,
     RequestBody,
@@ -185,6 +187,50 @@ def test_a_refusal_is_openais_error() -> None:
         }
     }
     assert exchange.receive(RequestBody(b"late", True)) == []
+
+
+def prefilling(mode: BodyMode, *events: Event) -> tuple[Exchange, list[Output]]:
+    """An exchange that waits for a prefill, and what it wants done for it."""
+    exchange = Exchange()
+    for event in (opening(mode), *events):
+        outputs = exchange.receive(event)
+    assert isinstance(outputs[-1], Decide)
+    return exchange, exchange.prefill(5_000)
+
+
+def test_buffered_asks_for_time_and_changes_body_and_length_together() -> None:
+    """Envoy's timer runs while the prompt is computed; without a content-length it would answer 500."""
+    exchange, wait = prefilling(BodyMode.BUFFERED, RequestBody(b"{}", True))
+    assert wait == [Extend(5_000), Prefill(HEADERS, b"{}")]
+    lengthened = Routing({"x": "1", "content-length": "9"}, metadata=ROUTING.metadata)
+    assert exchange.decided(ROUTING, b'{"x": 12}') == [Continue(Phase.REQUEST_BODY, lengthened, b'{"x": 12}')]
+
+
+@pytest.mark.parametrize("trailers", [False, True])
+def test_full_duplex_needs_no_time_and_streams_the_new_body(trailers: bool) -> None:
+    """No timer runs there; the new body takes the place of all that was collected, before trailers if there are any."""
+    end = [RequestTrailers()] if trailers else []
+    exchange, wait = prefilling(
+        BodyMode.FULL_DUPLEX_STREAMED, RequestBody(b"{", False), RequestBody(b"}", not trailers), *end
+    )
+    assert wait == [Prefill(HEADERS, b"{}")]
+    body = b"x" * (CHUNK + 1)
+    lengthened = Routing({"x": "1", "content-length": str(len(body))}, metadata=ROUTING.metadata)
+    assert exchange.decided(ROUTING, body) == [
+        Continue(Phase.REQUEST_HEADERS, lengthened),
+        *streamed(Phase.REQUEST_BODY, (body[:CHUNK], False), (b"x", not trailers)),
+        *([Continue(Phase.REQUEST_TRAILERS)] if trailers else []),
+    ]
+
+
+def test_after_a_prefill_anything_may_be_decided() -> None:
+    """A body as it came, or a refusal; and nothing is prefilled that waits for no decision."""
+    exchange, _ = prefilling(BodyMode.BUFFERED, RequestBody(b"{}", True))
+    assert exchange.decided(ROUTING) == [Continue(Phase.REQUEST_BODY, ROUTING)]
+    with pytest.raises(ProtocolViolation, match="a prefill while routed"):
+        exchange.prefill(1)
+    exchange, _ = prefilling(BodyMode.BUFFERED, RequestBody(b"{}", True))
+    assert isinstance(exchange.refused(NoInstance("x"), ROUTING)[0], Immediate)
 
 
 def test_what_has_no_row_does_not_exist() -> None:

@@ -10,6 +10,7 @@ from extproc import wire
 from extproc.exchange import (
     BodyMode,
     Continue,
+    Extend,
     Immediate,
     Phase,
     RequestBody,
@@ -134,6 +135,17 @@ def test_on_trailers_only_metadata_can_steer() -> None:
         "request_trailers": {},
         "dynamic_metadata": {"envoy.lb": {"to": "a:1"}},
     }
+
+
+def test_a_changed_body() -> None:
+    """The whole of it replaces the client's, beside the headers of the decision."""
+    encoded = response(wire.encode(Continue(Phase.REQUEST_BODY, Routing(), b"new")))
+    assert encoded == {"request_body": {"response": {"header_mutation": {}, "body_mutation": {"body": "bmV3"}}}}
+
+
+def test_more_time() -> None:
+    """A message of its own: it answers nothing, and only moves Envoy's timer."""
+    assert response(wire.encode(Extend(121_000))) == {"override_message_timeout": "121s"}
 
 
 def test_a_streamed_piece() -> None:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from extproc.config.settings import Discovery, Endpoint, PoolSettings, RouteSettings, Settings
-from extproc.model import Role, Source
+from extproc.model import Disaggregation, Role, Source
 
 _WIDTH = 110
 _INDENT = "  "
@@ -133,7 +133,10 @@ def _routes(settings: Settings, routes: tuple[tuple[str, RouteSettings], ...]) -
 
 def _route(route: RouteSettings) -> str:
     options = ", ".join(f"{name} {value:g}" for name, value in _options(route))
-    return f"pool {route.cluster} by {route.policy}{f' ({options})' if options else ''}"
+    sends = ""
+    if route.disaggregation is Disaggregation.FILTER:
+        sends = f"; sends prefill requests itself, {route.prefill_timeout_s:g} s each"
+    return f"pool {route.cluster} by {route.policy}{f' ({options})' if options else ''}{sends}"
 
 
 def _options(route: RouteSettings) -> Iterator[tuple[str, float]]:

@@ -63,6 +63,13 @@ def test_one_request_is_no_overload() -> None:
     assert choose(view(hits=[0] * 9 + [1000], loads=[0] * 9 + [1])) == (9, Reason.STICK)
 
 
+def test_in_prefill_pools_the_floor_is_one_prompt() -> None:
+    """Loads are bytes there: an instance with no more to prefill than a prompt like this one is not overloaded."""
+    few = view(hits=[0] * 9 + [1000], loads=[0] * 9 + [1200], unit=1200)
+    assert choose(few) == (9, Reason.STICK)
+    assert choose(view(hits=[0] * 9 + [1000], loads=[0] * 9 + [1201], unit=1200)).reason is Reason.OVERLOADED
+
+
 def test_floor_zero_is_the_papers_literal_rule() -> None:
     """Without the floor the same session bounces for small-number reasons."""
     few = view(hits=[0] * 9 + [1000], loads=[0] * 9 + [1])

@@ -25,7 +25,7 @@ def disaggregated(mode: str, **options: Any) -> Stack:
 
 def pulls(stack: Stack) -> float:
     """Prompts whose KV was pulled from the engine that computed it."""
-    return sum(engine.metric("simulated:kv_pulls_total") for engine in stack.engines)
+    return float(sum(engine.metric("simulated:kv_pulls_total") for engine in stack.engines))
 
 
 def unprefilled(stack: Stack) -> list[int]:
@@ -35,8 +35,8 @@ def unprefilled(stack: Stack) -> list[int]:
 
 def prefill_stickiness(made: list[dict[str, Any]]) -> float:
     """The share of follow-ups whose prefill instance had most of the history cached."""
-    follow_ups = [one for one in made if one["turn"]]
-    return sum(one["hit_bytes"] > one["history_bytes"] / 2 for one in follow_ups) / len(follow_ups)
+    stuck = [bool(one["hit_bytes"] > one["history_bytes"] / 2) for one in made if one["turn"]]
+    return sum(stuck) / len(stuck)
 
 
 @pytest.mark.parametrize(
