@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import inspect
 import logging
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import uvloop
 from extproc import __version__, app, config, supervisor
 from extproc.app import Address, Options
 from extproc.errors import ConfigError
+from extproc.policies import registry
 
 _EPILOG = """\
 examples:
@@ -36,6 +39,12 @@ itself; run more of them, anywhere, for takeover within seconds when one dies.
 _CHECK = """\
 Explain what an Envoy YAML means to the processor, and every mistake in it with its place and its remedy.
 Exit status: 0 usable (warnings are printed), 1 errors, 2 the file cannot be read.
+"""
+
+
+_POLICIES = """\
+Every policy with its formula, its source, when it loses, and its options. `x-smetric-policy` in the Envoy YAML chooses
+one; `x-smetric-shadow` lets others watch: the metrics then say what they would have done.
 """
 
 
@@ -95,6 +104,17 @@ def _check(arguments: argparse.Namespace) -> int:
     return 1 if report.settings is None else 0
 
 
+def _policies(_: argparse.Namespace) -> int:
+    """Every policy: its formula as its module documents it, and its options."""
+    for name in registry.names():
+        print(name)
+        print(textwrap.indent((inspect.getdoc(registry.module(name)) or "").strip(), "  "))
+        for option, value in registry.options(name).items():
+            print(f"  option x-smetric-{option.replace('_', '-')}: {value:g} by default")
+        print()
+    return 0
+
+
 def _parser() -> argparse.ArgumentParser:
     formatter = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
@@ -109,6 +129,9 @@ def _parser() -> argparse.ArgumentParser:
     serve = commands.add_parser("serve", help="serve Envoy", description=_SERVE, formatter_class=formatter)
     follow = commands.add_parser("follow", help="feed a shared index", description=_FOLLOW, formatter_class=formatter)
     check = commands.add_parser("check", help="judge an Envoy YAML", description=_CHECK, formatter_class=formatter)
+    policies = commands.add_parser(
+        "policies", help="list the policies", description=_POLICIES, formatter_class=formatter
+    )
     for command in (serve, follow, check):
         command.add_argument(
             "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="default: %(default)s"
@@ -179,6 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     follow.set_defaults(listen=Address("", 0), health=Address("", 0), workers=1, drain_timeout=0.0, no_follow=False)
     follow.set_defaults(tls_cert=None, tls_key=None, tls_self_signed=False, conformance=False)
 
+    policies.add_argument("--log-level", default="warning", help=argparse.SUPPRESS)
+    policies.set_defaults(run=_policies)
     check.add_argument("envoy_yaml", type=Path, metavar="PATH", help="the Envoy configuration")
     serve.set_defaults(run=_serve)
     follow.set_defaults(run=_follow)

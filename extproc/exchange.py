@@ -272,7 +272,8 @@ class Exchange:
         if duplex:
             end = not (self._trailers or self._streaming)
             whole = b"".join(self._body) if body is None else body
-            outputs += _chunks(Phase.REQUEST_BODY, whole, end_of_stream=end)
+            if self._body:
+                outputs += _chunks(Phase.REQUEST_BODY, whole, end_of_stream=end)
             if self._trailers:
                 outputs.append(Continue(Phase.REQUEST_TRAILERS))
         self._body.clear()
@@ -309,7 +310,9 @@ class Exchange:
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_NOT_SENT)
         self.state = State.RECEIVING
         if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            return []
+            # A WebSocket sends nothing before it is answered, and ends when the conversation does.
+            self._streaming = "upgrade" in event.headers
+            return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_NOT_SENT) if self._streaming else []
         return [Continue(Phase.REQUEST_HEADERS)]
 
     def _open_at_body(self, event: RequestBody) -> list[Output]:

@@ -23,6 +23,18 @@ DECISION_SECONDS = Histogram(
 PROMPT_BYTES = Counter("smetric_prompt_bytes", "Bytes of rendered prompts.", ["pool"], registry=REGISTRY)
 HIT_BYTES = Counter("smetric_hit_bytes", "Bytes that the chosen instance had cached.", ["pool"], registry=REGISTRY)
 BEST_HIT_BYTES = Counter("smetric_best_hit_bytes", "Bytes that the best instance had.", ["pool"], registry=REGISTRY)
+SHADOW_DECISIONS = Counter(
+    "smetric_shadow_decisions",
+    "Decisions that a shadow policy watched, by whether it would have chosen the same instance.",
+    ["pool", "policy", "agrees"],
+    registry=REGISTRY,
+)
+SHADOW_HIT_BYTES = Counter(
+    "smetric_shadow_hit_bytes",
+    "Bytes that a shadow policy's choice had cached; smetric_hit_bytes less this is its extra prefill.",
+    ["pool", "policy"],
+    registry=REGISTRY,
+)
 
 # Requests
 STREAMS = Gauge("smetric_streams", "ext_proc streams open: one for each request in flight.", registry=REGISTRY)

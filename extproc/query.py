@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from extproc import blocks, openai, responses
+from extproc.admission import Subset
 from extproc.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.model import Reason
 from extproc.pools import Pool
@@ -19,6 +20,17 @@ _log = logging.getLogger(__name__)
 
 TURN = "x-smetric-turn"
 MAX_TURN_DIGITS = 9  # nobody has a billion turns; what is longer is no number of turns
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """A request as it came: what there is to read, or why there is nothing, and whom the gateway allows."""
+
+    path: str = ""
+    body: bytes | None = None
+    degraded: Reason | None = None  # why there is no body
+    turn: int | None = None  # the client's own word; None where it said nothing
+    subset: Subset | None = None  # the gateway's hint: choose among these
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from extproc import admission, disaggregation, responses
-from extproc.admission import Admission, Subset
+from extproc.admission import Admission
+from extproc.config.settings import RouteSettings
 from extproc.disaggregation import PairTicket
 from extproc.errors import IndexUnavailable, NoInstance, Shed
 from extproc.index import Index
@@ -23,7 +24,8 @@ from extproc.loads import Loads, Ticket
 from extproc.model import Choice, Instance, Reason
 from extproc.policies import Verdict, View, least_loaded, lowest, registry
 from extproc.pools import Pool
-from extproc.query import Query, pool_for, read
+from extproc.query import Ask, Query, pool_for, read
+from extproc.shadow import Opinion, opinions
 
 _log = logging.getLogger(__name__)
 
@@ -42,6 +44,7 @@ class Routed:
     ticket: Ticket | PairTicket
     query: Query
     held: Mapping[str, int]
+    shadows: tuple[Opinion, ...] = ()  # what other policies would have chosen
 
     @property
     def chain(self) -> Sequence[int]:
@@ -57,30 +60,12 @@ class Router:
         self._loads = loads
         self._seed = seed
 
-    async def pick(
-        self,
-        pool: Pool,
-        policy: str,
-        options: Mapping[str, float],
-        path: str,
-        body: bytes | None,
-        degraded: Reason | None = None,
-        admitted: Admission = admission.ALL,
-        *,
-        now: float,
-        turn: int | None = None,
-    ) -> Routed:
-        """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock; `turn` is the
-        client's own word.
+    async def pick(self, pool: Pool, route: RouteSettings, ask: Ask, *, now: float) -> Routed:
+        """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock.
 
         Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
         """
-        if body is None:
-            query = Query(turn or 0, degraded=degraded, response=responses.named_in(path))
-        else:
-            query = self.query(pool, path, body, turn)
-            if query.degraded is None and pool.disaggregated:
-                query = replace(query, divisible=disaggregation.divisible(path, body))
+        query = self.query(pool, ask)
         if query.response is not None:
             query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}
@@ -89,18 +74,9 @@ class Router:
                 held = await self._index.match(pool.name, query.chain)
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
-        return self.decide(pool, policy, options, query, held, admitted, now=now)
+        return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now)
 
-    def again(
-        self,
-        pool: Pool,
-        policy: str,
-        options: Mapping[str, float],
-        routed: Routed,
-        subset: Subset | None,
-        *,
-        now: float,
-    ) -> Routed:
+    def again(self, pool: Pool, route: RouteSettings, ask: Ask, routed: Routed, *, now: float) -> Routed:
         """Choose anew where `routed.choice.prefill` could not prefill; gives the load of that choice back.
 
         After `disaggregation.ATTEMPTS` failures the one that decodes computes the prompt itself. Raises NoInstance.
@@ -108,15 +84,20 @@ class Router:
         routed.ticket.release()
         failed = routed.query.failed | {routed.choice.computes.name}
         query = replace(routed.query, failed=failed, divisible=len(failed) < disaggregation.ATTEMPTS)
-        return self.decide(pool, policy, options, query, routed.held, Admission(subset), now=now)
+        return self.decide(pool, route, query, routed.held, Admission(ask.subset), now=now)
 
     def pool_for(self, pools: Sequence[Pool], body: bytes | None) -> Pool:
         """The pool that serves the request's model. See `query.pool_for`."""
         return pool_for(pools, self._index.adapters, body)
 
-    def query(self, pool: Pool, path: str, body: bytes, turn: int | None = None) -> Query:
-        """Parse, render and hash a body. Whatever goes wrong is the query's `degraded`."""
-        return read(pool, self._index.adapters(pool.name), path, body, turn)
+    def query(self, pool: Pool, ask: Ask) -> Query:
+        """Parse, render and hash a request. Whatever goes wrong is the query's `degraded`."""
+        if ask.body is None:
+            return Query(ask.turn or 0, degraded=ask.degraded, response=responses.named_in(ask.path))
+        query = read(pool, self._index.adapters(pool.name), ask.path, ask.body, ask.turn)
+        if query.degraded is None and pool.disaggregated:
+            return replace(query, divisible=disaggregation.divisible(ask.path, ask.body))
+        return query
 
     async def remember(self, pool: Pool, response: str, instance: str) -> None:
         """An instance, by name, keeps this response."""
@@ -134,8 +115,7 @@ class Router:
     def decide(
         self,
         pool: Pool,
-        policy: str,
-        options: Mapping[str, float],
+        route: RouteSettings,
         query: Query,
         held: Mapping[str, int],
         admitted: Admission = admission.ALL,
@@ -162,13 +142,13 @@ class Router:
         view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed(), unit)
         degraded = Reason.PREFILL_FAILED if query.failed and not halved else query.degraded
         pinned = names.index(query.keeper) if query.keeper in names else None
-        chosen, reason = _pinned(pinned) if pinned is not None else _verdict(policy, options, view, degraded)
+        chosen, reason = _pinned(pinned) if pinned is not None else _verdict(route, view, degraded)
         if reason not in (Reason.STICK, Reason.PREVIOUS_RESPONSE):
             pool.cursor = chosen + 1
         choice = Choice(
             instance=candidates[chosen],
             fallbacks=_fallbacks(candidates, loads, chosen),
-            policy=policy,
+            policy=route.policy,
             reason=reason,
             turn=query.turn,
             hit=cached[chosen],
@@ -178,13 +158,14 @@ class Router:
             load=loads[chosen],
             mean_load=sum(loads) / len(loads),
         )
+        shadows = opinions(route.shadows, view, chosen) if degraded is None else ()
         ticket = self._loads.start(pool.name, names[chosen], query.prompt - cached[chosen])
         pool.speculation.note(names[chosen], query.chain, held.get(names[chosen], 0), now)
         if decoder is None or decoder.instance is choice.instance:
-            return Routed(choice, ticket, query, held)
+            return Routed(choice, ticket, query, held, shadows)
         pair = PairTicket(ticket, self._loads.start(pool.name, decoder.instance.name, 0))
         halved_choice = replace(choice, prefill=choice.instance, instance=decoder.instance, fallbacks=decoder.fallbacks)
-        return Routed(halved_choice, pair, query, held)
+        return Routed(halved_choice, pair, query, held, shadows)
 
     def _decoder(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> _Decoder:
         """The instance that decodes: the one with the fewest requests in flight, ties round robin."""
@@ -210,12 +191,12 @@ def _pinned(candidate: int) -> Verdict:
     return Verdict(candidate, Reason.PREVIOUS_RESPONSE)
 
 
-def _verdict(policy: str, options: Mapping[str, float], view: View, degraded: Reason | None) -> Verdict:
+def _verdict(route: RouteSettings, view: View, degraded: Reason | None) -> Verdict:
     if degraded is None:
         try:
-            return registry.get(policy)(view, **options)
+            return registry.get(route.policy)(view, **route.options)
         except Exception:
-            _log.exception("a bug in policy %s; the request is routed by load alone", policy)
+            _log.exception("a bug in policy %s; the request is routed by load alone", route.policy)
             degraded = Reason.INTERNAL_ERROR
     return Verdict(least_loaded.choose(view).candidate, degraded)
 

@@ -19,7 +19,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from extproc import disaggregation, metrics, routing, tls, wire
-from extproc.admission import Admission, Subset
+from extproc.admission import Subset
 from extproc.config import RouteSettings
 from extproc.errors import BodyTimeout, NoInstance, Shed
 from extproc.exchange import (
@@ -37,7 +37,7 @@ from extproc.exchange import (
 from extproc.model import Disaggregation, Reason
 from extproc.pools import Pool
 from extproc.prefill import Outcome, Prefiller, PrefillFailed
-from extproc.query import explicit_turn
+from extproc.query import Ask, explicit_turn
 from extproc.responses import IdReader
 from extproc.router import Routed, Router
 
@@ -69,7 +69,7 @@ class _Stream:
     body_due: float  # on the loop's clock: when a body that we collect must have ended
     pool: Pool | None = None
     routed: Routed | None = None
-    subset: Subset | None = None  # the gateway's hint
+    ask: Ask = field(default_factory=Ask)
     decision_s: float = 0.0  # what the decision took, in seconds
     keeper: str = ""  # name of the instance that serves the request, and keeps its response
     response: IdReader = field(default_factory=IdReader)
@@ -155,13 +155,9 @@ class Processor:
             return stream.exchange.decided(routing.nowhere(Reason.NO_POOL))
         pool = stream.pool = self._router.pool_for(pools, wanted.body)
         path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
-        now = time.monotonic()
-        stream.subset = self._subset(wanted)
-        admitted = Admission(stream.subset, route.max_load)
+        stream.ask = Ask(path, wanted.body, wanted.degraded, turn, self._subset(wanted))
         try:
-            routed = stream.routed = await self._router.pick(
-                pool, route.policy, route.options, path, wanted.body, wanted.degraded, admitted, now=now, turn=turn
-            )
+            routed = stream.routed = await self._router.pick(pool, route, stream.ask, now=time.monotonic())
         except (NoInstance, Shed) as error:
             return self._refuse(stream, route, error)
         stream.decision_s = time.perf_counter() - started
@@ -186,7 +182,7 @@ class Processor:
                 if not failure.answered:
                     pool.suspect(instance, now)
                 try:
-                    routed = self._router.again(pool, route.policy, route.options, routed, stream.subset, now=now)
+                    routed = self._router.again(pool, route, stream.ask, routed, now=now)
                 except NoInstance as error:
                     return self._refuse(stream, route, error)
                 stream.routed = routed
@@ -204,6 +200,9 @@ class Processor:
         metrics.PROMPT_BYTES.labels(pool.name).inc(choice.prompt)
         metrics.HIT_BYTES.labels(pool.name).inc(choice.hit)
         metrics.BEST_HIT_BYTES.labels(pool.name).inc(choice.best_hit)
+        for opinion in routed.shadows:
+            metrics.SHADOW_DECISIONS.labels(pool.name, opinion.policy, str(opinion.agrees).lower()).inc()
+            metrics.SHADOW_HIT_BYTES.labels(pool.name, opinion.policy).inc(opinion.hit)
         route = self._route(stream.metadata)
         sidecar = route.disaggregation is Disaggregation.SIDECAR
         chosen = pool.name if len(route.clusters) > 1 else None

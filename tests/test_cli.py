@@ -71,7 +71,7 @@ def test_addresses_are_written_as_grpc_reads_them() -> None:
     assert str(Address("0.0.0.0", 9002)) == "0.0.0.0:9002"
 
 
-@pytest.mark.parametrize("command", [[], ["serve"], ["follow"], ["check"]])
+@pytest.mark.parametrize("command", [[], ["serve"], ["follow"], ["check"], ["policies"]])
 def test_help_teaches(command: list[str]) -> None:
     """Every command explains itself, as a real process."""
     result = subprocess.run(
@@ -79,3 +79,11 @@ def test_help_teaches(command: list[str]) -> None:
     )
     assert "usage: extproc" in result.stdout
     assert not result.stderr
+
+
+def test_policies_are_listed_with_their_options(capsys: pytest.CaptureFixture[str]) -> None:
+    """Names, formulas and options, each from the policy's own file."""
+    assert main(["policies"]) == 0
+    listed = capsys.readouterr().out
+    assert "x-smetric-hit-ratio: 0.5 by default" in listed
+    assert "f = (prompt - hit) * load" in listed

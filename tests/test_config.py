@@ -448,3 +448,13 @@ def test_malformed_yaml_names_its_line() -> None:
     with pytest.raises(Malformed) as refused:
         parse("a: 1\nb: [1, 2\nc: 3\n", "x")
     assert refused.value.line == 3
+
+
+def test_shadow_policies_come_with_their_options() -> None:
+    """A list of names; each takes its own options from the same keys, the others' are left out."""
+    metadata = {"x-smetric-shadow": "bailian, least-loaded", "x-smetric-weight": "0.9"}
+    found = config.route_settings(metadata, DEFAULT)
+    assert found.shadows == {"bailian": {"weight": 0.9}, "least-loaded": {}}
+    assert config.route_settings({}, found).shadows == found.shadows
+    with pytest.raises(ConfigError, match="unknown policy 'bailan': did you mean bailian"):
+        config.route_settings({"x-smetric-shadow": "bailan"}, DEFAULT)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc import blocks
+from extproc.config.settings import RouteSettings
 from extproc.errors import IndexUnavailable, NoInstance, RenderError
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
@@ -18,7 +19,8 @@ from extproc.loads import Loads
 from extproc.model import Instance, Prompt, Reason, Request
 from extproc.pools import SUSPECT_S, Pool
 from extproc.prompt import PlainRenderer
-from extproc.router import Query, Routed, Router
+from extproc.query import Ask, Query
+from extproc.router import Routed, Router
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 200}
@@ -46,10 +48,10 @@ class Setup:
         self.pool = Pool("pool", PlainRenderer(), instances=[Instance(f"10.0.0.{i}:8000") for i in range(count)])
 
     async def pick(self, body: bytes | None, *, path: str = CHAT, now: float = 0.0, **options: float) -> Routed:
-        return await self.router.pick(self.pool, "smetric", options, path, body, now=now)
+        return await self.router.pick(self.pool, RouteSettings("pool", options=options), Ask(path, body), now=now)
 
     def chain(self, body: bytes) -> Sequence[int]:
-        return self.router.query(self.pool, CHAT, body).chain
+        return self.router.query(self.pool, Ask(CHAT, body)).chain
 
     async def cache(self, instance: int, body: bytes) -> None:
         name = self.pool.instances[instance].name
@@ -111,7 +113,8 @@ async def test_what_cannot_be_read_is_routed_by_load(path: str, body: bytes | No
     """The engine judges the request; the least loaded one gets it, and the reason says why."""
     setup = Setup()
     held = [await setup.pick(FIRST) for _ in range(3)]
-    routed = await setup.router.pick(setup.pool, "smetric", {}, path, body, Reason.NO_BODY, now=0.0)
+    ask = Ask(path, body, Reason.NO_BODY)
+    routed = await setup.router.pick(setup.pool, RouteSettings("pool"), ask, now=0.0)
     assert (routed.choice.instance.address, routed.choice.reason) == ("10.0.0.3:8000", reason)
     assert len(held) == 3
 
@@ -214,4 +217,4 @@ async def test_ranks_share_a_host_and_have_caches_of_their_own() -> None:
 @given(st.binary(max_size=200) | st.builds(lambda m: json.dumps({"messages": m}).encode(), st.lists(st.none())))
 def test_no_body_raises(body: bytes) -> None:
     """Whatever the bytes, a query comes back."""
-    assert isinstance(Setup().router.query(Setup().pool, CHAT, body), Query)
+    assert isinstance(Setup().router.query(Setup().pool, Ask(CHAT, body)), Query)

@@ -245,3 +245,23 @@ async def test_health_answers_under_every_name() -> None:
         assert (await stub.Check(health_pb2.HealthCheckRequest(service="liveness"))).status == serving
         watch.cancel()
     await server.stop(0)
+
+
+async def test_shadow_policies_are_counted_and_do_not_act(served: Served) -> None:
+    """Their opinions are in the metrics; the decision is the acting policy's."""
+    route = RouteSettings("pool", shadows={"round-robin": {}, "least-loaded": {}})
+    served.processor._route = lambda _: route
+    before = {
+        (policy, agrees): metrics.SHADOW_DECISIONS.labels("pool", policy, agrees)._value.get()
+        for policy in route.shadows
+        for agrees in ("true", "false")
+    }
+    streams = [served.stream() for _ in range(2)]
+    for stream in streams:
+        await ask(stream, headers(), body(BODY))
+    seen = {key: metrics.SHADOW_DECISIONS.labels("pool", *key)._value.get() - count for key, count in before.items()}
+    assert seen[("least-loaded", "true")] == 2
+    assert sum(seen.values()) == 4
+    for stream in streams:
+        stream.cancel()
+    await until_idle(served)

@@ -22,7 +22,8 @@ POLICY = "x-smetric-policy"
 MAX_LOAD = "x-smetric-max-load"
 DISAGGREGATION = "x-smetric-disaggregation"
 PREFILL_TIMEOUT = "x-smetric-prefill-timeout"
-OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT)  # all others are options of policies
+SHADOW = "x-smetric-shadow"
+OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT, SHADOW)  # all others are options of policies
 
 # Envoy waits for an answer of ours at most an hour, and two prefills may be tried.
 MAX_PREFILL_TIMEOUT_S = 1_740.0
@@ -36,6 +37,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     asked = default or RouteSettings("", registry.DEFAULT)
     cluster, policy, max_load = asked.cluster, asked.policy, asked.max_load
     disaggregation, prefill_timeout_s = asked.disaggregation, asked.prefill_timeout_s
+    shadows = tuple(asked.shadows)
     given: dict[str, float] = {}
     for key, value in metadata.items():
         if not key.startswith(PREFIX):
@@ -50,6 +52,8 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
             disaggregation = known_mode(value)
         elif key == PREFILL_TIMEOUT:
             prefill_timeout_s = prefill_timeout(value)
+        elif key == SHADOW:
+            shadows = known_policies(value)
         else:
             given[known_option(key)] = option_value(key, value)
     if not cluster:
@@ -58,7 +62,13 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     if default and default.policy == policy:
         options |= default.options
     options |= {name: value for name, value in given.items() if name in options}
-    return RouteSettings(cluster, policy, options, max_load, disaggregation, prefill_timeout_s)
+    watched = {name: _shadow_options(name, given, asked) for name in shadows}
+    return RouteSettings(cluster, policy, options, max_load, disaggregation, prefill_timeout_s, watched)
+
+
+def _shadow_options(policy: str, given: Mapping[str, float], default: RouteSettings) -> Mapping[str, float]:
+    options = {**_defaults(policy), **default.shadows.get(policy, {})}
+    return options | {name: value for name, value in given.items() if name in options}
 
 
 def known_policy(name: str) -> str:
@@ -66,6 +76,11 @@ def known_policy(name: str) -> str:
     if name not in registry.names():
         raise ConfigError(f"unknown policy {_short(name)!r}: {suggest(name, registry.names())}")
     return name
+
+
+def known_policies(text: str) -> tuple[str, ...]:
+    """The policies in a list joined by commas. Raises ConfigError where one is unknown."""
+    return tuple(known_policy(name.strip()) for name in text.split(",") if name.strip())
 
 
 def known_mode(name: str) -> Disaggregation:

@@ -79,6 +79,8 @@ class RouteSettings:
     disaggregation: Disaggregation = Disaggregation.SIDECAR
     prefill_timeout_s: float = 60.0  # of one prefill request that we send (FILTER); two are tried
 
+    shadows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # policies to watch, with their options
+
     @property
     def clusters(self) -> tuple[str, ...]:
         """The pools; the first is taken where none of them knows the model."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib import import_module
+from types import ModuleType
 from typing import Protocol
 
 import extproc.policies
@@ -27,20 +28,26 @@ DEFAULT = "smetric"
 
 
 @cache
-def _table() -> Mapping[str, Callable[..., Verdict]]:
-    modules = sorted(module.name for module in pkgutil.iter_modules(extproc.policies.__path__))
-    found = ((name, import_module(f"extproc.policies.{name}")) for name in modules)
-    return {name.replace("_", "-"): module.choose for name, module in found if hasattr(module, "choose")}
+def _modules() -> Mapping[str, ModuleType]:
+    names = sorted(module.name for module in pkgutil.iter_modules(extproc.policies.__path__))
+    found = ((name, import_module(f"extproc.policies.{name}")) for name in names)
+    return {name.replace("_", "-"): module for name, module in found if hasattr(module, "choose")}
 
 
 def names() -> tuple[str, ...]:
     """Every policy, in alphabetical order."""
-    return tuple(_table())
+    return tuple(_modules())
 
 
 def get(name: str) -> Policy:
     """The policy's function. Raises KeyError for a name that is none of `names()`."""
-    return _table()[name]
+    choose: Policy = module(name).choose
+    return choose
+
+
+def module(name: str) -> ModuleType:
+    """The policy's module; its docstring is the policy's documentation. Raises KeyError as `get`."""
+    return _modules()[name]
 
 
 def options(name: str) -> Mapping[str, float]:

@@ -17,8 +17,10 @@ from extproc.config.route import (
     POLICY,
     PREFILL_TIMEOUT,
     PREFIX,
+    SHADOW,
     known_mode,
     known_option,
+    known_policies,
     known_policy,
     option_value,
     prefill_timeout,
@@ -125,8 +127,8 @@ def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
                 yield error(place, f"no cluster {name!r} here: {suggest(name, topology.clusters)}", advice)
         return
     try:
-        if key == POLICY:
-            known_policy(value)
+        if key in (POLICY, SHADOW):
+            known_policies(value) if key == SHADOW else known_policy(value)
             return
         if key == DISAGGREGATION:
             known_mode(value)
