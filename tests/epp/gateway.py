@@ -145,9 +145,13 @@ class Gateway:
         message.request_body.body = data
         return message
 
+    def trailers(self) -> ProcessingRequest:
+        """The end of a request that has trailers."""
+        return self._message(request_trailers={})
+
     async def _duplex(self, opening: ProcessingRequest, pieces: Sequence[bytes], *, trailers: bool) -> None:
         messages = [self.body(data, last=i == len(pieces) - 1 and not trailers) for i, data in enumerate(pieces)]
-        messages += [self._message(request_trailers={})] if trailers else []
+        messages += [self.trailers()] if trailers else []
         for message in (opening, *messages):
             await self.stream.write(message)
         if self._take(await self.read(), "request_headers") or not pieces:
@@ -179,7 +183,7 @@ class Gateway:
             if self._take(answer, "request_body"):
                 return
         if trailers:
-            self._take(await self._ask(self._message(request_trailers={}), "request_trailers"), "request_trailers")
+            self._take(await self._ask(self.trailers(), "request_trailers"), "request_trailers")
             self.outcome.trailers = True
 
     async def _ask(self, message: ProcessingRequest, kind: str) -> ProcessingResponse:

@@ -269,6 +269,31 @@ async def test_a_last_piece_may_be_the_one_too_much(picker: Picker, monkeypatch:
     await gateway.end()
 
 
+async def test_a_websocket_is_not_waited_for(picker: Picker) -> None:
+    """An upgrade sends nothing before it is answered: it is routed at its headers, and then streams both ways."""
+    gateway = picker.gateway(DUPLEX)
+    await gateway.write(gateway.opening({":path": "/v1/realtime", "upgrade": "websocket", "connection": "upgrade"}))
+    answer = await gateway.read()
+    assert answer.WhichOneof("response") == "request_headers"
+    assert answer.dynamic_metadata["smetric"]["reason"] == "body_not_sent"
+    await gateway.respond(status="101")
+    for data in (b"frame 1", b"frame 2"):
+        await gateway.write(gateway.body(data, last=False))
+        piece = (await gateway.read()).request_body.response.body_mutation.streamed_response
+        assert (piece.body, piece.end_of_stream) == (data, False)
+    await gateway.end()
+
+
+async def test_trailers_may_follow_headers_alone(picker: Picker) -> None:
+    """A request whose body never came gives none back: headers, then trailers."""
+    gateway = picker.gateway(DUPLEX)
+    await gateway.write(gateway.opening())
+    await gateway.write(gateway.trailers())
+    kinds = [(await gateway.read()).WhichOneof("response") for _ in range(2)]
+    assert kinds == ["request_headers", "request_trailers"]
+    await gateway.end()
+
+
 async def test_an_engine_may_answer_before_the_body_has_ended(picker: Picker, monkeypatch: pytest.MonkeyPatch) -> None:
     """A body that streams through goes on being given back while the response already comes."""
     monkeypatch.setattr(exchange, "MAX_BODY", 10)
