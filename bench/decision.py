@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 import grpc
-from chat import body
+from bench.chat import body
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from loadgen.engine_server import MODEL_DIR

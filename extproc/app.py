@@ -8,9 +8,11 @@ import logging
 import secrets
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +22,13 @@ from extproc import config, metrics, tls
 from extproc.admin import Admin
 from extproc.config import PoolSettings, RouteSettings, Settings
 from extproc.discovery import Discovery
+from extproc.engines import sglang, vllm
 from extproc.errors import ConfigError, IndexUnavailable
 from extproc.events import Follower
+from extproc.explain import Explainer
 from extproc.index.open import open_index
 from extproc.loads import Loads
-from extproc.model import EventReport, Instance, Knowledge, Source
+from extproc.model import Engine, EventReport, Instance, Knowledge, Source
 from extproc.pools import Pool
 from extproc.prefill import Prefiller
 from extproc.prompt import PlainRenderer, Renderer
@@ -37,6 +41,8 @@ from extproc.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
 
+ADAPTERS = {Engine.VLLM: vllm.decode, Engine.SGLANG: sglang.decode}
+
 
 @dataclass(frozen=True, slots=True)
 class Address:
@@ -47,6 +53,14 @@ class Address:
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+    @property
+    def local(self) -> bool:
+        """Whether only this machine can reach it."""
+        try:
+            return self.host == "localhost" or ip_address(self.host).is_loopback
+        except ValueError:
+            return False
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +80,7 @@ class Options:
     tls_key: Path | None = None
     tls_self_signed: bool = False
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
+    debug_explain: bool = False  # serve /debug/explain on an address that others can reach
 
     @property
     def shared(self) -> bool:
@@ -162,9 +177,11 @@ class Node:
         self.loads = Loads()
         self.index = open_index(options.index)
         self.router = Router(self.index, self.loads, lambda: secrets.randbits(64))
-        self.pools = {name: _pool(pool) for name, pool in settings.pools.items()}
+        self.pools = {name: pool_of(pool) for name, pool in settings.pools.items()}
         self._followers = {
-            name: Follower(name, Vocabulary.load(pool.model_dir), pool.prompt_block_bytes, self.index)
+            name: Follower(
+                name, Vocabulary.load(pool.model_dir), pool.prompt_block_bytes, self.index, ADAPTERS[pool.engine]
+            )
             for name, pool in settings.pools.items()
             if follow and pool.source is Source.EVENTS and pool.model_dir is not None
         }
@@ -179,7 +196,9 @@ class Node:
             for pool in self.pools.values():
                 pool.cursor = secrets.randbits(16)  # routers that start together must not take turns in step
         self._discovery = Discovery(settings, self._changed)
-        self._admin = Admin(self.state)
+        explained = options.metrics.local or options.debug_explain
+        self._explainer = Explainer(self.router, self.loads, self.pools, settings.default)
+        self._admin = Admin(self.state, self.explain if explained else None)
         self.streams: Callable[[], int] = lambda: 0
 
     async def start(self) -> None:
@@ -213,6 +232,10 @@ class Node:
         """What `/debug/state` shows; brings the gauges up to date with it."""
         pools = {name: await self._pool_state(pool) for name, pool in self.pools.items()}
         return {"pools": pools, "streams": self.streams()}
+
+    async def explain(self, about: Mapping[str, str], body: bytes) -> Mapping[str, Any]:
+        """What `/debug/explain` shows of a request. Raises ConfigError for settings that a route could not have."""
+        return (await self._explainer.answer(about, body, now=time.monotonic())).json()
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
         """DNS or EDS says who is in a pool."""
@@ -263,7 +286,8 @@ def _record(recorder: Recorder) -> Callable[[Pool, Routed], None]:
     return lambda pool, routed: recorder.note(pool.name, routed.choice.computes.name, routed.chain)
 
 
-def _pool(settings: PoolSettings) -> Pool:
+def pool_of(settings: PoolSettings) -> Pool:
+    """A pool as it is configured, before any instance of it is known."""
     return Pool(
         name=settings.name,
         renderer=PlainRenderer() if settings.model_dir is None else Renderer.load(settings.model_dir),

@@ -34,6 +34,13 @@ class Source(StrEnum):
     ROUTED = "routed"
 
 
+class Engine(StrEnum):
+    """Whose KV events a pool publishes."""
+
+    VLLM = "vllm"
+    SGLANG = "sglang"
+
+
 class Reason(StrEnum):
     """Why a decision was made. A closed list: metrics, dynamic metadata and documents use these words and no others."""
 

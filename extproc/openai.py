@@ -22,6 +22,8 @@ from extproc.model import Request
 
 Body = dict[str, Any]
 
+CHAT = "/v1/chat/completions"
+
 
 def parse(path: str, body: bytes) -> Request:
     """Read the body of a request to `path` (a query string is ignored).
@@ -107,7 +109,7 @@ def _responses(body: Body) -> Request:
 
 
 _APIS: Mapping[str, Callable[[Body], Request]] = {
-    "/v1/chat/completions": _chat_completions,
+    CHAT: _chat_completions,
     "/v1/completions": _completions,
     "/v1/messages": _messages,
     "/v1/messages/count_tokens": _count_tokens,

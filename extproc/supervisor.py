@@ -61,8 +61,12 @@ def _worker(options: Options, number: int) -> Sequence[str]:
         arguments += [f"--{flag}", str(_next(address, number))]
     for flag, path in (("tls-cert", options.tls_cert), ("tls-key", options.tls_key)):
         arguments += [f"--{flag}", str(path)] if path is not None else []
-    for flag, given in (("tls-self-signed", options.tls_self_signed), ("conformance", options.conformance)):
-        arguments += [f"--{flag}"] if given else []
+    switches = (
+        ("tls-self-signed", options.tls_self_signed),
+        ("conformance", options.conformance),
+        ("debug-explain", options.debug_explain),
+    )
+    arguments += [f"--{flag}" for flag, given in switches if given]
     return _command(options, arguments)
 
 

@@ -16,7 +16,7 @@ from extproc import config
 from extproc.config import Discovery, DnsFamily, Endpoint, Report, RouteSettings
 from extproc.config.nodes import Malformed, parse
 from extproc.errors import ConfigError
-from extproc.model import Role, Source
+from extproc.model import Engine, Role, Source
 from extproc.policies import registry
 from tests.envoy_yaml import DELETE, ROOT, SHIPPED, Yaml, change, clean, cluster, ext_proc, inspect, manager
 
@@ -107,6 +107,18 @@ def test_metadata_is_read_from_cluster_and_endpoint(tmp_path: Path) -> None:
     assert (pool.prompt_block_bytes, pool.source) == (512, Source.ROUTED)
     assert pool.endpoints[0] == Endpoint("engine-0", 8000, None, None, Role.PREFILL, 1)
     assert pool.endpoints[1] == Endpoint("engine-1", 8000, "tcp://10.0.0.2:70", "tcp://10.0.0.2:80", Role.DECODE, 4)
+
+
+def test_an_engine_may_connect_to_us(tmp_path: Path) -> None:
+    """An address to bind is meant where it says so: 0.0.0.0, and a port of its own; SGLang's events are read as such."""
+    yaml = clean()
+    engines = cluster(yaml, "engines")
+    engines["metadata"]["filter_metadata"]["smetric"]["engine"] = "sglang"
+    first = engines["load_assignment"]["endpoints"][0]["lb_endpoints"][0]
+    first["metadata"] = {"filter_metadata": {"smetric": {"kv_events": "tcp://0.0.0.0:7001"}}}
+    pool = read(yaml, tmp_path).pools["engines"]
+    assert pool.engine is Engine.SGLANG
+    assert config.instances(pool.endpoints[0], "10.0.0.1")[0].kv_events == "tcp://0.0.0.0:7001"
 
 
 def test_a_relative_model_dir_starts_at_the_yaml(tmp_path: Path) -> None:

@@ -12,12 +12,12 @@ from extproc.config.report import Problem, error
 from extproc.config.route import suggest
 from extproc.config.settings import ADDRESS
 
-CLUSTER_KEYS = ("model_dir", "models", "prompt_block_bytes", "source")
+CLUSTER_KEYS = ("model_dir", "models", "prompt_block_bytes", "source", "engine")
 ENDPOINT_KEYS = ("kv_events", "kv_replay", "role", "data_parallel_size")
 _HOME = {CLUSTER_KEYS: "the cluster", ENDPOINT_KEYS: "an endpoint (an item of lb_endpoints)"}
 
 _ZMQ = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
-_BIND = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - addresses to refuse
+_LISTENING = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - addresses to refuse
 MAX_PORT = 65535
 
 E = TypeVar("E", bound=StrEnum)
@@ -93,8 +93,11 @@ class Fields:
             self._error(self._values[key], f"{key} is {text!r}: {suggest(text, known)}", _one_of(known))
             return None
 
-    def zmq(self, key: str, ranks: int) -> str | None:
-        """The ZMQ address of rank 0; the ports of all ranks must exist."""
+    def zmq(self, key: str, ranks: int, *, may_listen: bool = False) -> str | None:
+        """The ZMQ address of rank 0; the ports of all ranks must exist.
+
+        `may_listen`: an address of ours, which the engine connects to, is meant where it is no copy of vLLM's own `*`.
+        """
         text = self.text(key)
         if text is None:
             return None
@@ -104,7 +107,7 @@ class Fields:
         if match is None:
             self._error(node, f"{key} is {text!r}, not an address that we can connect to", advice)
             return None
-        if match["host"] in _BIND:
+        if match["host"] in _LISTENING and (not may_listen or match["host"] == "*"):
             self._error(node, f"{key} is {text!r}, which is where an engine listens, not where it is", advice)
             return None
         if not 0 < int(match["port"]) <= MAX_PORT - ranks + 1:

@@ -24,7 +24,7 @@ from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.settings import DNS_REFRESH_S, Discovery, DnsFamily, Endpoint, PoolSettings
 from extproc.config.topology import smetric
-from extproc.model import Role, Source
+from extproc.model import Engine, Role, Source
 
 DNS_CLUSTER = "envoy.extensions.clusters.dns.v3.DnsCluster"
 ASSIGNMENT = "envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -80,6 +80,7 @@ def read_pool(cluster: Located[Cluster], base: Path, problems: list[Problem]) ->
         model_dir=(base / model_dir).resolve() if model_dir else None,
         models=fields.texts("models"),
         prompt_block_bytes=fields.integer("prompt_block_bytes", *BLOCK_BYTES, default=blocks.DEFAULT_SIZE),
+        engine=fields.word("engine", Engine) or Engine.VLLM,
         source=fields.word("source", Source) or _default_source(model_dir, discovery, found),
     )
 
@@ -109,7 +110,7 @@ def endpoints(assignment: Node | None, problems: list[Problem]) -> tuple[Endpoin
             Endpoint(
                 host=address.address,
                 port=address.port_value,
-                kv_events=fields.zmq("kv_events", ranks),
+                kv_events=fields.zmq("kv_events", ranks, may_listen=True),
                 kv_replay=fields.zmq("kv_replay", ranks),
                 role=fields.word("role", Role) or Role.BOTH,
                 data_parallel_size=ranks,

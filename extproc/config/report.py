@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from extproc.config.settings import Discovery, Endpoint, PoolSettings, RouteSettings, Settings
-from extproc.model import Disaggregation, Role, Source
+from extproc.model import Disaggregation, Engine, Role, Source
 
 _WIDTH = 110
 _INDENT = "  "
@@ -95,11 +95,14 @@ _FOLLOWED = {
 }
 
 
+_ENGINES = {Engine.VLLM: "vLLM", Engine.SGLANG: "SGLang"}
+
+
 def _pool(pool: PoolSettings) -> Iterator[str]:
     yield f"pool {pool.name}: {_FOLLOWED[pool.discovery]}{f' {pool.eds_path}' if pool.eds_path else ''}"
-    source = "the engines' KV events" if pool.source is Source.EVENTS else "what was routed where"
+    source = f"the KV events of {_ENGINES[pool.engine]}" if pool.source is Source.EVENTS else "what was routed where"
     yield f"{_INDENT}index      from {source}, in prompt blocks of {pool.prompt_block_bytes} bytes"
-    yield f"{_INDENT}model      {pool.model_dir or 'no files: prompts are not rendered'}"
+    yield f"{_INDENT}model      {pool.model_dir or 'no files: prompts are compared in a plain form of our own'}"
     if pool.models:
         yield f"{_INDENT}serves     {', '.join(sorted(pool.models))}; any other name may be a LoRA adapter"
     for endpoint in pool.endpoints:

@@ -12,7 +12,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from extproc import blocks
-from extproc.model import Disaggregation, Instance, Role, Source
+from extproc.model import Disaggregation, Engine, Instance, Role, Source
 
 ADDRESS = "{address}"  # in an event address: the IP address of the endpoint, bracketed if IPv6
 DNS_REFRESH_S = 5.0  # Envoy's default of dns_refresh_rate
@@ -63,6 +63,7 @@ class PoolSettings:
     models: frozenset[str] = frozenset()  # names of the base model; empty: any
     prompt_block_bytes: int = blocks.DEFAULT_SIZE
     source: Source = Source.EVENTS
+    engine: Engine = Engine.VLLM
 
 
 @dataclass(frozen=True, slots=True)
