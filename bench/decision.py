@@ -20,9 +20,9 @@ import time
 from pathlib import Path
 
 import grpc
-from bench.chat import body
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
+from bench.chat import body
 from loadgen.engine_server import MODEL_DIR
 from loadgen.envoy_config import EnvoySettings, render
 

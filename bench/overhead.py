@@ -22,8 +22,8 @@ from typing import cast
 
 import aiohttp
 import uvloop
-from bench.chat import body
 
+from bench.chat import body
 from loadgen.engine_server import MODEL_DIR
 from loadgen.envoy_config import EnvoySettings, render
 

@@ -110,7 +110,7 @@ def test_metadata_is_read_from_cluster_and_endpoint(tmp_path: Path) -> None:
 
 
 def test_an_engine_may_connect_to_us(tmp_path: Path) -> None:
-    """An address to bind is meant where it says so: 0.0.0.0, and a port of its own; SGLang's events are read as such."""
+    """An address to bind is meant where it says so: 0.0.0.0 and a port of its own; SGLang is an engine by name."""
     yaml = clean()
     engines = cluster(yaml, "engines")
     engines["metadata"]["filter_metadata"]["smetric"]["engine"] = "sglang"
