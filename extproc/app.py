@@ -18,14 +18,14 @@ from typing import Any
 
 import grpc
 
-from extproc import config, metrics, tls
+from extproc import agreement, config, metrics, tls
 from extproc.admin import Admin
 from extproc.config import PoolSettings, RouteSettings, Settings
 from extproc.discovery import Discovery
 from extproc.engines import sglang, vllm
 from extproc.errors import ConfigError, IndexUnavailable
 from extproc.events import Follower
-from extproc.explain import Explainer
+from extproc.explain import Explainer, Explanation
 from extproc.index.open import open_index
 from extproc.loads import Loads
 from extproc.model import Engine, EventReport, Instance, Knowledge, Source
@@ -40,6 +40,9 @@ from extproc.server import OPTIONS, Health, Metadata, Processor, credentials
 from extproc.vocabulary import Vocabulary
 
 _log = logging.getLogger(__name__)
+
+AGREEMENT_S = 10.0  # between two looks whether prompts match caches at all
+AGREEMENT_AGAIN_S = 300.0  # until the same complaint is repeated
 
 ADAPTERS = {Engine.VLLM: vllm.decode, Engine.SGLANG: sglang.decode}
 
@@ -147,6 +150,21 @@ async def follow(settings: Settings, options: Options) -> None:
         await stop.wait()
 
 
+async def explain(settings: Settings, index_url: str, about: Mapping[str, str], body: bytes) -> Explanation:
+    """Explain a request without a server: no load is known, and of the caches what a shared index says.
+
+    Endpoints count by the names that the configuration gives them. Raises ConfigError.
+    """
+    index, loads = open_index(index_url), Loads()
+    pools = {name: pool_of(pool) for name, pool in settings.pools.items()}
+    for name, pool in settings.pools.items():
+        pools[name].instances = [one for each in pool.endpoints for one in config.instances(each, each.host)]
+    try:
+        return await Explainer(Router(index, loads), loads, pools, settings.default).answer(about, body, now=0.0)
+    finally:
+        await index.close()
+
+
 class Routes:
     """The settings of a stream's route from its gRPC metadata, remembered: there are as many as routes in the YAML."""
 
@@ -209,6 +227,7 @@ class Node:
         await self._discovery.start()
         if self._leases is not None:
             self._tasks.append(asyncio.create_task(self._follow_leased(self._leases), name="leases"))
+        self._tasks.append(asyncio.create_task(self._watch_agreement(), name="agreement"))
         try:
             await self._admin.start(self._options.metrics.host, self._options.metrics.port)
         except OSError as error:
@@ -252,6 +271,22 @@ class Node:
                 held = await leases.renew(name, instances)
                 follower.follow([instances[one] for one in sorted(held)], handed_over=instances.keys() - held)
             await asyncio.sleep(RENEW_S)
+
+    async def _watch_agreement(self) -> None:
+        """Say loudly, but not all the time, where nothing that is routed matches what the engines cache."""
+        said: dict[str, float] = {}
+        while True:
+            await asyncio.sleep(AGREEMENT_S)
+            for pool in self.pools.values():
+                broken = False
+                if pool.source is Source.EVENTS:
+                    with contextlib.suppress(IndexUnavailable):
+                        broken = pool.agreement.broken(sum((await self.index.sizes(pool.name)).values()))
+                metrics.PROMPT_MISMATCH.labels(pool.name).set(broken)
+                now = time.monotonic()
+                if broken and now - said.get(pool.name, -AGREEMENT_AGAIN_S) >= AGREEMENT_AGAIN_S:
+                    said[pool.name] = now
+                    _log.error(agreement.advice(pool.name, pool.agreement.unmatched))
 
     async def _pool_state(self, pool: Pool) -> Mapping[str, Any]:
         follower = self._followers.get(pool.name)

@@ -98,6 +98,12 @@ SPECULATIVE_BLOCKS = Gauge(
     ["pool"],
     registry=REGISTRY,
 )
+PROMPT_MISMATCH = Gauge(
+    "smetric_prompt_mismatch",
+    "1 while nothing that is asked for matches anything that engines cache: wrong model_dir or chat template.",
+    ["pool"],
+    registry=REGISTRY,
+)
 INDEX_ERRORS = Counter(
     "smetric_index_errors", "Failed index calls, by call and cause.", ["call", "cause"], registry=REGISTRY
 )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from extproc import blocks
 from extproc.admission import Subset
+from extproc.agreement import Agreement
 from extproc.model import Instance, Role, Source
 from extproc.prompt import PromptRenderer
 from extproc.routed import Speculation
@@ -29,6 +30,7 @@ class Pool:
     cursor: int = 0  # where the next round robin goes
     decode_cursor: int = 0  # the same, over the instances that decode for others
     speculation: Speculation = field(default_factory=Speculation)
+    agreement: Agreement = field(default_factory=Agreement)
     _suspects: dict[str, float] = field(default_factory=dict)  # address -> when to trust it again
 
     @property

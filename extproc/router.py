@@ -72,6 +72,7 @@ class Router:
         if query.chain:
             try:
                 held = await self._index.match(pool.name, query.chain)
+                pool.agreement.note(query.turn, len(query.chain), matched=bool(held))
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
         return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now)
