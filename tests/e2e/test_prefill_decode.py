@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
@@ -79,6 +79,24 @@ async def test_a_prefill_instance_is_killed(mode: str) -> None:
         assert stack.envoy_counter("http.agents.ext_proc.message_timeouts") == 0
 
 
+@pytest.mark.parametrize("body_mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_a_decode_instance_is_killed(body_mode: str) -> None:
+    """Envoy retries with the params that are in the body already; the other decode instance pulls the KV, or computes
+    what is gone. Not one request fails."""
+    with disaggregated("filter", body_mode=body_mode) as stack:
+
+        async def kill() -> None:
+            await until(lambda: len(stack.access_log()) >= 10, 60)
+            await asyncio.to_thread(stack.engines[2].kill)
+
+        sessions = workload.sessions(12, 4, system_bytes=20_000)
+        records, _ = await asyncio.gather(client.run(stack.url, sessions, stream=False), kill())
+        assert not errors(records)
+        assert len(records) == 48
+        assert {record.instance for record in records} == {engine.address for engine in stack.engines[DECODE]}
+        await until(lambda: not any(loads(stack)) and not any(unprefilled(stack)))
+
+
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """One prefill and two decode engines, prefill requests by ext_proc."""
@@ -113,6 +131,19 @@ async def test_what_cannot_be_halved_is_served_whole(stack: Stack) -> None:
         assert answer.engine in decoders
         assert "prefill_instance" not in await decision(stack, answer)
     assert pulls(stack) == before
+
+
+async def test_a_body_without_a_length_is_spliced_too(stack: Stack) -> None:
+    """A client that sends its body in chunks gives Envoy no content-length to correct."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        body = chat(("user", WORD * 100))
+        for start in range(0, len(body), 1_000):
+            yield body[start : start + 1_000]
+
+    before = pulls(stack)
+    assert (await post(stack, pieces())).status == 200
+    assert pulls(stack) == before + 1
 
 
 async def test_a_client_steers_no_prefill(stack: Stack) -> None:
