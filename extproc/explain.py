@@ -114,9 +114,7 @@ class _Silent(Speculation):
 class Explainer:
     """Explains decisions of a router over its pools."""
 
-    def __init__(
-        self, router: Router, loads: Loads, pools: Mapping[str, Pool], default: RouteSettings | None
-    ) -> None:
+    def __init__(self, router: Router, loads: Loads, pools: Mapping[str, Pool], default: RouteSettings | None) -> None:
         self._router = router
         self._loads = loads
         self._pools = pools
