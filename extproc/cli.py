@@ -8,14 +8,23 @@ import logging
 import sys
 import textwrap
 from collections.abc import Sequence
+from http.client import HTTPException
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
+import msgspec
 import uvloop
 
 from extproc import __version__, app, config, supervisor
 from extproc.app import Address, Options
+from extproc.config.route import CLUSTER
 from extproc.errors import ConfigError
+from extproc.explain import Explanation
+from extproc.openai import CHAT
 from extproc.policies import registry
+from extproc.query import TURN
 
 _EPILOG = """\
 examples:
@@ -41,6 +50,11 @@ Explain what an Envoy YAML means to the processor, and every mistake in it with 
 Exit status: 0 usable (warnings are printed), 1 errors, 2 the file cannot be read.
 """
 
+
+_EXPLAIN = """\
+Say why a request goes where it goes: its API, turn, rendered length and history; with --state also what each instance
+has cached and in flight, each guard's arithmetic and the choice, all without counting the request. No text is shown.
+"""
 
 _POLICIES = """\
 Every policy with its formula, its source, when it loses, and its options. `x-smetric-policy` in the Envoy YAML chooses
@@ -81,6 +95,7 @@ def _run(arguments: argparse.Namespace, *, follow_only: bool) -> int:
         tls_key=arguments.tls_key,
         tls_self_signed=arguments.tls_self_signed,
         conformance=arguments.conformance,
+        debug_explain=arguments.debug_explain,
     )
     try:
         settings = config.load(options.envoy_yaml)
@@ -102,6 +117,43 @@ def _check(arguments: argparse.Namespace) -> int:
         return 2
     print(report.render())
     return 1 if report.settings is None else 0
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    about = {"path": arguments.path}
+    about |= {CLUSTER: arguments.cluster} if arguments.cluster else {}
+    about |= {TURN: str(arguments.turn)} if arguments.turn is not None else {}
+    try:
+        body = arguments.body.read_bytes()
+        if arguments.state:
+            explanation = _ask(f"{arguments.state.rstrip('/')}/debug/explain?{urlencode(about)}", body)
+        else:
+            settings = config.load(arguments.envoy_yaml)
+            explanation = uvloop.run(app.explain(settings, arguments.index, about, body))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{error.filename or arguments.state}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    print(explanation.text())
+    if not arguments.state:
+        print("offline    every load counts as 0; --state URL asks a running server")
+    return 0
+
+
+def _ask(url: str, body: bytes) -> Explanation:
+    """Ask a running server. Raises OSError and ConfigError."""
+    try:
+        with urlopen(Request(url, body or b" "), timeout=60) as answer:  # noqa: S310 - the operator's own URL
+            return msgspec.json.decode(answer.read(), type=Explanation)
+    except HTTPError as error:
+        said = error.read().decode(errors="replace").strip()
+        if error.code == 404:
+            said = "no /debug/explain there: it is served where --metrics is a loopback address, or by --debug-explain"
+        raise ConfigError(f"{url.partition('?')[0]}: {said}") from error
+    except (ValueError, HTTPException) as error:
+        raise ConfigError(f"{url.partition('?')[0]}: this is no server of ours ({error})") from error
 
 
 def _policies(_: argparse.Namespace) -> int:
@@ -132,12 +184,16 @@ def _parser() -> argparse.ArgumentParser:
     policies = commands.add_parser(
         "policies", help="list the policies", description=_POLICIES, formatter_class=formatter
     )
-    for command in (serve, follow, check):
+    explain = commands.add_parser(
+        "explain", help="say why a request goes where it goes", description=_EXPLAIN, formatter_class=formatter
+    )
+    for command in (serve, follow, check, explain):
         command.add_argument(
             "--log-level", default="info", choices=["debug", "info", "warning", "error"], help="default: %(default)s"
         )
-    for command in (serve, follow):
+    for command in (serve, follow, explain):
         command.add_argument("--envoy-yaml", type=Path, required=True, metavar="PATH", help="the Envoy configuration")
+    for command in (serve, follow):
         command.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
 
     add = serve.add_argument
@@ -190,6 +246,11 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let clients choose their instance, as conformance tests of gateways do; never in production",
     )
+    add(
+        "--debug-explain",
+        action="store_true",
+        help="serve /debug/explain also where --metrics is no loopback address",
+    )
 
     follow.add_argument(
         "--metrics",
@@ -201,13 +262,22 @@ def _parser() -> argparse.ArgumentParser:
     follow.add_argument("--index", required=True, metavar="URL", help="redis[s]://[USER:PASSWORD@]HOST:PORT/DB")
     follow.set_defaults(listen=Address("", 0), health=Address("", 0), workers=1, drain_timeout=0.0, no_follow=False)
     follow.set_defaults(tls_cert=None, tls_key=None, tls_self_signed=False, conformance=False)
+    follow.set_defaults(debug_explain=False)
 
     policies.add_argument("--log-level", default="warning", help=argparse.SUPPRESS)
     policies.set_defaults(run=_policies)
+    explain.add_argument("body", type=Path, metavar="BODY", help="a file with the body of a request")
+    explain.add_argument("--path", default=CHAT, metavar="PATH", help="of the request, default %(default)s")
+    explain.add_argument("--cluster", metavar="NAME", help="the pool, where the filter does not name it")
+    explain.add_argument("--turn", type=int, metavar="N", help=f"what a client would say by {TURN}")
+    explain.add_argument("--index", default="memory://", metavar="URL", help="a shared index to ask")
+    explain.add_argument("--state", metavar="URL", help="the --metrics address of a running server: ask that one")
+
     check.add_argument("envoy_yaml", type=Path, metavar="PATH", help="the Envoy configuration")
     serve.set_defaults(run=_serve)
     follow.set_defaults(run=_follow)
     check.set_defaults(run=_check)
+    explain.set_defaults(run=_explain)
     return parser
 
 
