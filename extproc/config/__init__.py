@@ -75,7 +75,8 @@ def inspect(path: Path) -> Report:
         return Report(path, None, tuple(problems))
 
     found = topology.follow(document, problems)
-    read = {name: read_pool(found.clusters[name], path.resolve().parent, problems) for name in found.pools()}
+    base = path.parent.resolve()  # where the operator sees the file: a ConfigMap's is a link into a hidden directory
+    read = {name: read_pool(found.clusters[name], base, problems) for name in found.pools()}
     pools = {name: pool for name, pool in read.items() if pool is not None}
     alone = standalone.applies(document)
     # What was refused is missing from the settings; to complain of that too would hide the mistake.
