@@ -25,7 +25,6 @@ from extproc.discovery import Discovery
 from extproc.engines import sglang, vllm
 from extproc.errors import ConfigError, IndexUnavailable
 from extproc.events import Follower
-from extproc.explain import Explainer
 from extproc.explain import Explainer, Explanation
 from extproc.index.open import open_index
 from extproc.loads import Loads
