@@ -38,7 +38,7 @@ class Outcome(StrEnum):
     """How a prefill request ended: the label of its metric."""
 
     OK = "ok"
-    REFUSED = "refused"  # the instance answered, and not with 200
+    REFUSED = "refused"  # the instance answered, and not with 200; or nobody would take such a request
     NO_PARAMS = "no_params"  # its answer has no kv_transfer_params: it has no KV connector
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"  # no connection, or one that broke
@@ -75,13 +75,17 @@ class Prefiller:
         if to.rank is not None:
             sent[RANK] = str(to.rank)
         data = io.BytesIO(disaggregation.prefill_body(path, body))
+        url = f"http://{to.address}{path}"
         try:
             async with asyncio.timeout(timeout_s):
-                async with self._open().post(f"http://{to.address}{path}", data=data, headers=sent) as answer:
+                # A redirect would lead to a host that is not in the pool.
+                async with self._open().post(url, data=data, headers=sent, allow_redirects=False) as answer:
                     return await _params(answer)
         except TimeoutError:
             raise PrefillFailed(Outcome.TIMEOUT, f"no answer within {timeout_s:g} s") from None
-        except (aiohttp.ClientError, OSError, ValueError) as error:
+        except ValueError as error:  # also of aiohttp's errors those that are about what we were to send
+            raise PrefillFailed(Outcome.REFUSED, f"cannot be sent: {type(error).__name__}") from error
+        except (aiohttp.ClientError, OSError) as error:
             raise PrefillFailed(Outcome.UNREACHABLE, f"{type(error).__name__}: {error}") from error
 
     async def close(self) -> None:

@@ -53,6 +53,9 @@ class FakeInstance:
     async def refuses(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"error": "no"}, status=500)
 
+    async def redirects(self, request: web.Request) -> web.StreamResponse:
+        raise web.HTTPTemporaryRedirect(f"{request.path}?again")
+
     async def has_no_connector(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"choices": [], "kv_transfer_params": None})
 
@@ -186,6 +189,7 @@ async def test_full_duplex_gives_the_new_body_back_in_pieces(build: Build) -> No
     ("behaviour", "outcome"),
     [
         ("refuses", "refused"),
+        ("redirects", "refused"),
         ("has_no_connector", "no_params"),
         ("is_no_engine", "no_params"),
         ("talks_too_much", "no_params"),
