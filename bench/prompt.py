@@ -1,7 +1,8 @@
 """Time to turn an agent's 400 KB request into prompt-block keys: `python -m bench.prompt`.
 
 One session as agents send them: 190 messages, calls and results of tools, 24 tools; once in ASCII and once with some
-letters beyond it. Each figure is the best of many runs, because the machine is shared.
+letters beyond it. The same session then comes by every other API. Each figure is the best of many runs, because the
+machine is shared.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tokenizers import Tokenizer
 
 from extproc import blocks, openai
 from extproc.prompt import PlainRenderer, Renderer
@@ -87,6 +89,56 @@ def chat(size: int, messages: int, tools: int, accent: str = "") -> bytes:
     return msgspec.json.encode({"model": "m", "stream": True, "messages": conversation, "tools": functions})
 
 
+def messages(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat as Anthropic's messages."""
+    said: list[dict[str, Any]] = []
+    for message in body["messages"][1:]:
+        if message["role"] == "tool":
+            block = {"type": "tool_result", "tool_use_id": message["tool_call_id"], "content": message["content"]}
+            said.append({"role": "user", "content": [block]})
+            continue
+        blocks: list[dict[str, Any]] = [{"type": "text", "text": message["content"]}]
+        for call in message.get("tool_calls", ()):
+            given = msgspec.json.decode(call["function"]["arguments"])
+            blocks.append({"type": "tool_use", "id": call["id"], "name": call["function"]["name"], "input": given})
+        said.append({"role": message["role"], "content": blocks})
+    functions = (tool["function"] for tool in body.get("tools", ()))
+    tools = [{"name": f["name"], "description": f["description"], "input_schema": f["parameters"]} for f in functions]
+    return {"model": "m", "max_tokens": 1, "system": body["messages"][0]["content"], "messages": said, "tools": tools}
+
+
+def responses(body: dict[str, Any]) -> dict[str, Any]:
+    """A chat as items of OpenAI's responses."""
+    items: list[dict[str, Any]] = []
+    for message in body["messages"][1:]:
+        if message["role"] == "tool":
+            output = {"type": "function_call_output", "call_id": message["tool_call_id"], "output": message["content"]}
+            items.append(output)
+            continue
+        kind = "output_text" if message["role"] == "assistant" else "input_text"
+        part = {"type": kind, "text": message["content"]}
+        items.append({"type": "message", "role": message["role"], "content": [part]})
+        calls = message.get("tool_calls", ())
+        items += [{"type": "function_call", "call_id": call["id"], **call["function"]} for call in calls]
+    tools = [{"type": "function", **tool["function"]} for tool in body.get("tools", ())]
+    return {"model": "m", "instructions": body["messages"][0]["content"], "input": items, "tools": tools}
+
+
+def by_api(body: bytes, rendered: str) -> dict[str, tuple[str, bytes]]:
+    """Path and body of the same session by every API."""
+    request = msgspec.json.decode(body)
+    ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(rendered, add_special_tokens=False).ids
+    ids = ids[: len(ids) * len(body) // len(msgspec.json.encode(ids))]  # a body as long as the others
+    bodies: dict[str, tuple[str, Any]] = {
+        "/v1/chat/completions": (PATH, request),
+        "/v1/messages": ("/v1/messages", messages(request)),
+        "/v1/responses": ("/v1/responses", responses(request)),
+        "/v1/completions, text": ("/v1/completions", {"prompt": rendered}),
+        "/v1/completions, token ids": ("/v1/completions", {"prompt": ids}),
+    }
+    return {name: (path, msgspec.json.encode(sent)) for name, (path, sent) in bodies.items()}
+
+
 def best(work: Callable[[], object]) -> float:
     """Milliseconds of the fastest of `RUNS` runs."""
     times = []
@@ -119,6 +171,23 @@ def main() -> None:
         )
         row = "".join(f"{each:8.2f}" for each in (*times, sum(times)))
         print(f"{name:<28}{len(body):>9}{row}{best(partial(plain.render, request)):14.2f}")
+    body = chat(400_000, 190, 24)
+    rendered = renderer.render(openai.parse(PATH, body)).data
+    head = f"{'bytes':>9}{'parse':>8}{'render':>8}{'chain':>8}{'sum ms':>8}{'of chat':>9}"
+    print(f"\n{'the same 400 KB by each API':<28}{head}")
+    chat_ms = 0.0
+    for name, (path, sent) in by_api(body, rendered.decode()).items():
+        request = openai.parse(path, sent)
+        prompt = renderer.render(request).data
+        assert rendered.startswith(prompt), name
+        times = (
+            best(partial(openai.parse, path, sent)),
+            best(partial(renderer.render, request)),
+            best(partial(blocks.extend, prompt, root)),
+        )
+        chat_ms = chat_ms or sum(times)
+        row = "".join(f"{each:8.2f}" for each in (*times, sum(times)))
+        print(f"{name:<28}{len(sent):>9}{row}{sum(times) / chat_ms:9.2f}")
     rng = random.Random(1)
     ids = [rng.randrange(len(vocabulary)) for _ in range(100_000)]
     print(f"\ndetokenise: {len(ids) / best(partial(vocabulary.decode, ids)) / 1e3:.1f} million tokens/s")
