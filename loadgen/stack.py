@@ -32,7 +32,10 @@ REDIS = "redis"  # an index in a Redis of the stack's own
 
 
 class Stack:
-    """See the module. Attributes: `engines`, `envoy`, `extproc`, `redis` (children, or None), `directory` (logs)."""
+    """See the module.
+
+    Attributes: `engines`, `envoy`, `extproc`, `redis` (children, or None), `index_url`, `directory` (logs).
+    """
 
     def __init__(
         self,
@@ -41,6 +44,7 @@ class Stack:
         policy: Mapping[str, str | float] | None = None,
         extproc: bool = True,
         index: str = MEMORY,
+        redis_program: str | None = None,
         events: bool = True,
         engine_options: Sequence[str] = (),
         cluster: Mapping[str, Any] | None = None,
@@ -59,6 +63,7 @@ class Stack:
             policy: options of the ext_proc filter: {"policy": "smetric", "overload_floor": 0}.
             extproc: False leaves it out, and Envoy balances by its own fallback policy.
             index: MEMORY, REDIS (starts one), or the URL of a Redis that runs already.
+            redis_program: the server that REDIS starts; by default the one from PyPI, or the machine's.
             events: whether engines publish KV events.
             engine_options: of `python -m loadgen engine`, for all of them.
             cluster: more keys of the engine cluster's `smetric` metadata.
@@ -90,8 +95,8 @@ class Stack:
             Sidecar(engine, self.directory) if sidecars and role != "prefill" else None
             for engine, role in zip(self.engines, each, strict=True)
         ]
-        self.redis = self._redis() if index == REDIS else None
-        self._index = f"redis://{HOST}:{self._redis_port}/0?budget_ms={BUDGET_MS}" if self.redis else index
+        self.redis = self._redis(redis_program) if index == REDIS else None
+        self.index_url = f"redis://{HOST}:{self._redis_port}/0?budget_ms={BUDGET_MS}" if self.redis else index
         ports = range(first, first + STRIDE * workers, STRIDE) if extproc else ()
         self.envoy_yaml = self.directory / "envoy.yaml"
         settings = EnvoySettings(
@@ -210,17 +215,16 @@ class Stack:
         state: dict[str, Json] = json.loads(get(f"{self.metrics_url}/debug/state") or b"{}")
         return state
 
-    def _redis(self) -> Child:
-        program = redis_server()
+    def _redis(self, program: str | None) -> Child:
         self._redis_port = free_port()
         options = ["--port", str(self._redis_port), "--bind", HOST, "--save", "", "--appendonly", "no"]
-        arguments = [program, *options, "--dir", str(self.directory)]
+        arguments = [program or redis_server(), *options, "--dir", str(self.directory)]
         return Child("redis", arguments, self.directory / "redis.log", lambda: listens(self._redis_port))
 
     def _extproc(self, port: int, options: Sequence[str]) -> Child:
         arguments = [sys.executable, "-m", "extproc", "serve", "--envoy-yaml", str(self.envoy_yaml)]
         arguments += ["--listen", f"{HOST}:{port}", "--health", f"{HOST}:{self._health_port}"]
-        arguments += ["--metrics", f"{HOST}:{self._metrics_port}", "--index", self._index, *options]
+        arguments += ["--metrics", f"{HOST}:{self._metrics_port}", "--index", self.index_url, *options]
 
         def ready() -> bool:
             return listens(port) and self._follows()

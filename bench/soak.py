@@ -1,0 +1,237 @@
+"""Does memory stay flat? Sessions for minutes while everything churns: `python -m bench.soak --minutes 10`.
+
+Agent sessions go through a real Envoy to four simulated engines whose caches hold a few sessions each, so that blocks
+are stored and evicted all the time. Meanwhile engines are killed and started again, caches are emptied, and clients
+give up on requests halfway. Sampled are the resident memory of every extproc process, Redis's own, the size of the
+index, the load that the router counts and the requests that failed. The verdict compares the first third with the
+last one, after a warm-up of a tenth; at the end no load may be left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import io
+import json
+import random
+import statistics
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from redis import Redis
+
+from loadgen import client, workload
+from loadgen.stack import MEMORY, REDIS, Stack
+
+ENGINES = 4
+BLOCKS = 2500  # of 16 tokens: about 160 KB of text an engine, filled within half a minute
+TURNS = 6
+SYSTEM_BYTES, TURN_BYTES = 8_000, 2_000
+KILL_EVERY_S, CLEAR_EVERY_S, ABORT_EVERY_S = 45.0, 20.0, 1.0
+SAMPLE_EVERY_S = 5.0
+TABLE_ROWS = 30
+FLAT = 0.05  # growth that allocators explain
+SETTLE_S = 30.0  # for what is under way at the end
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the requests so far."""
+
+    served: int = 0
+    failed: int = 0
+    aborted: int = 0
+    kills: int = 0
+    clears: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+    def note(self, record: client.Record) -> None:
+        """Count one answer."""
+        if record.ok:
+            self.served += 1
+        else:
+            self.failed += 1
+            cause = str(record.error)[:120]
+            self.errors[cause] = self.errors.get(cause, 0) + 1
+
+
+Sample = dict[str, float]  # by column; MB, blocks, requests
+
+
+async def sessions_at(stack: Stack, rate: float, tally: Tally) -> None:
+    """Start sessions steadily, about `rate` requests a second in all, until cancelled; each has words of its own."""
+    async with asyncio.TaskGroup() as group:
+        seed = 0
+        while True:
+            session = workload.sessions(1, TURNS, SYSTEM_BYTES, seed, turn_bytes=TURN_BYTES, think_s=1.0, max_tokens=32)
+            # Whole answers: until one comes, Envoy may retry elsewhere, so that a killed engine costs no request.
+            group.create_task(client.run(stack.url, session, stream=False, timeout_s=60, on_record=tally.note))
+            seed += 1
+            await asyncio.sleep(TURNS / rate)
+
+
+async def aborts(stack: Stack, rng: random.Random, tally: Tally) -> None:
+    """Clients that give up: streamed requests, left after a moment."""
+    while True:
+        messages = [{"role": "user", "content": f"{rng.random()} {'give up ' * 500}"}]
+        body = json.dumps({"messages": messages, "max_tokens": 2_000, "stream": True}).encode()
+        timeout = aiohttp.ClientTimeout(total=rng.uniform(0.01, 0.5))
+        headers = {"content-type": "application/json"}
+        async with aiohttp.ClientSession(timeout=timeout) as http:
+            with contextlib.suppress(TimeoutError, aiohttp.ClientError):
+                async with http.post(stack.url + client.CHAT, data=io.BytesIO(body), headers=headers) as answer:
+                    await answer.read()
+        tally.aborted += 1
+        await asyncio.sleep(ABORT_EVERY_S)
+
+
+async def kills(stack: Stack, rng: random.Random, tally: Tally) -> None:
+    """Engines that crash and come back empty."""
+    while True:
+        await asyncio.sleep(KILL_EVERY_S)
+        engine = rng.choice(stack.engines)
+        await asyncio.to_thread(engine.kill)
+        await asyncio.sleep(3)
+        await asyncio.to_thread(engine.restart)
+        tally.kills += 1
+
+
+async def clears(stack: Stack, rng: random.Random, tally: Tally) -> None:
+    """Caches that are emptied by hand, where no request runs."""
+    while True:
+        await asyncio.sleep(CLEAR_EVERY_S)
+        tally.clears += await asyncio.to_thread(rng.choice(stack.engines).reset_cache)
+
+
+def processes(stack: Stack) -> Iterator[tuple[str, int]]:
+    """Every extproc process with its name: `serve` and its children."""
+    assert stack.extproc is not None
+    pid = stack.extproc.pid
+    if pid is None:
+        return
+    yield "serve", pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    for child in map(int, children):
+        arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
+        yield ("follow" if b"follow" in arguments else f"worker {child}"), child
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process, MB."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmRSS:")) / 1024
+
+
+def sample(stack: Stack, redis: Redis | None, tally: Tally, started: float) -> Sample:
+    """One row of the table."""
+    row: Sample = {"s": time.monotonic() - started}
+    for name, pid in processes(stack):
+        row[f"{name} MB"] = resident_mb(pid)
+    if redis is not None:
+        row["redis MB"] = redis.info("memory")["used_memory"] / 2**20
+    pools = stack.state().get("pools", {})
+    instances = [instance for pool in pools.values() for instance in pool["instances"].values()]
+    row["blocks"] = sum(instance["index_blocks"] or 0 for instance in instances)
+    row["load"] = sum(instance["in_flight"] for instance in instances)
+    row["exact"] = sum((instance["events"] or {}).get("state") == "exact" for instance in instances)
+    row |= {"served": tally.served, "failed": tally.failed, "aborted": tally.aborted}
+    row |= {"kills": tally.kills, "clears": tally.clears}
+    return row
+
+
+async def sampled(stack: Stack, redis: Redis | None, tally: Tally, rows: list[Sample]) -> None:
+    """Sample until cancelled."""
+    started = time.monotonic()
+    while True:
+        rows.append(await asyncio.to_thread(sample, stack, redis, tally, started))
+        await asyncio.sleep(SAMPLE_EVERY_S)
+
+
+async def soak(stack: Stack, redis: Redis | None, minutes: float, rate: float) -> tuple[list[Sample], Tally]:
+    """Run everything for so long; then wait until nothing is under way."""
+    rng, tally, rows = random.Random(1), Tally(), list[Sample]()
+    jobs = [
+        asyncio.create_task(job)
+        for job in (
+            sampled(stack, redis, tally, rows),
+            sessions_at(stack, rate, tally),
+            aborts(stack, rng, tally),
+            kills(stack, rng, tally),
+            clears(stack, rng, tally),
+        )
+    ]
+    done, _ = await asyncio.wait(jobs, timeout=60 * minutes, return_when=asyncio.FIRST_EXCEPTION)
+    for job in jobs:
+        job.cancel()
+    await asyncio.gather(*jobs, return_exceptions=True)
+    for job in done:
+        job.result()  # the churn itself broke
+    deadline = time.monotonic() + SETTLE_S
+    last = sample(stack, redis, tally, 0.0)
+    while last["load"] and time.monotonic() < deadline:
+        await asyncio.sleep(0.5)
+        last = sample(stack, redis, tally, 0.0)
+    rows.append({**last, "s": rows[-1]["s"] + SAMPLE_EVERY_S})
+    return rows, tally
+
+
+def table(rows: list[Sample]) -> None:
+    """Some of the rows, evenly; the last one is after the load has ended."""
+    columns = list(rows[-1])
+    print("  ".join(f"{column:>10}" for column in columns))
+    step = max(1, len(rows) // TABLE_ROWS)
+    for row in [*rows[:-1:step], rows[-1]]:
+        print("  ".join(f"{row.get(column, float('nan')):>10.{1 if 'MB' in column else 0}f}" for column in columns))
+
+
+def verdict(rows: list[Sample], tally: Tally) -> bool:
+    """Print the growth of each figure that must not grow; whether all is well."""
+    running = rows[len(rows) // 10 : -1]
+    third = max(1, len(running) // 3)
+    well = True
+    for column in (column for column in rows[-1] if "MB" in column):
+        first, last = (
+            statistics.mean(row[column] for row in part if column in row)
+            for part in (running[:third], running[-third:])
+        )
+        growth = last / first - 1 if first else 0.0
+        well &= growth <= FLAT
+        print(f"{column:>10}: {first:10.1f} in the first third, {last:10.1f} in the last, {growth:+.1%}")
+    for cause, times in tally.errors.items():
+        print(f"failed {times} times: {cause}")
+    left = rows[-1]["load"]
+    print(f"load left at the end: {left:.0f}; requests failed: {tally.failed} of {tally.served + tally.failed}")
+    well &= not left and not tally.failed
+    print("verdict: flat, nothing lost" if well else "verdict: NOT well")
+    return well
+
+
+def main() -> int:
+    """Run it; the exit status says whether all is well."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--minutes", type=float, default=10.0, help="default %(default)g")
+    parser.add_argument("--rate", type=float, default=15.0, help="requests a second, default %(default)g")
+    parser.add_argument("--index", choices=["redis", "memory"], default="redis", help="default %(default)s")
+    parser.add_argument("--redis-program", metavar="PATH", help="redis-server to use, default: the one from PyPI")
+    options = parser.parse_args()
+    engine_options = ["--blocks", str(BLOCKS), "--max-model-len", "32000", "--time-scale", "0.3"]
+    index = REDIS if options.index == "redis" else MEMORY
+    with Stack(ENGINES, index=index, redis_program=options.redis_program, engine_options=engine_options) as stack:
+        redis = Redis.from_url(stack.index_url.partition("?")[0]) if index == REDIS else None
+        load = Path("/proc/loadavg").read_text().split()[0]
+        print(f"{options.minutes:g} minutes, {options.rate:g} requests a second, index {index}; machine's load {load}")
+        rows, tally = asyncio.run(soak(stack, redis, options.minutes, options.rate))
+        if redis is not None:
+            redis.close()
+        table(rows)
+        print(f"machine's load at the end {Path('/proc/loadavg').read_text().split()[0]}")
+        return 0 if verdict(rows, tally) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
