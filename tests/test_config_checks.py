@@ -23,6 +23,14 @@ ROUTE = "route_config.virtual_hosts[0].routes[0]"
 OVERRIDE_HOST = "load_balancing_policy.policies[0].typed_extension_config.typed_config"
 UPSTREAM = "typed_extension_protocol_options"
 
+PREFILL = {"role": "prefill", "kv_events": "tcp://{address}:5557", "kv_replay": "tcp://{address}:5558"}
+ONE_PREFILL = [
+    {
+        "endpoint": {"address": {"socket_address": {"address": "engine-0", "port_value": 8000}}},
+        "metadata": {"filter_metadata": {"smetric": PREFILL}},
+    }
+]
+
 Trap = Callable[[Yaml], None]
 
 
@@ -180,6 +188,9 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     ),
     "prefill for ever": (
         metadata("x-smetric-prefill-timeout", "3600"), E, "initial_metadata[5].value", "up to 1740", "docs",
+    ),
+    "only one half": (
+        at_engines(ENDPOINTS, ONE_PREFILL), W, "endpoints", "every endpoint of engines has role", "role: decode",
     ),
     "a client chooses who prefills": (
         all_of(at_endpoint("role", "prefill"), at_manager("http_filters[0].typed_config.mutations", DELETE)),

@@ -18,6 +18,7 @@ from extproc.config.messages import (
 from extproc.config.report import Problem, error, warning
 from extproc.config.route import suggest
 from extproc.config.topology import Topology
+from extproc.model import Role
 from extproc.routing import DESTINATION, NAMESPACE
 
 UPSTREAM: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
@@ -57,6 +58,18 @@ def has_endpoints(topology: Topology, pools: Pools) -> Iterator[Problem]:
             place = topology.clusters[name].node.near("load_assignment", "endpoints").place
             advice = "write load_assignment: {endpoints: [{lb_endpoints: [...]}]}"
             yield error(place, f"{name} has no endpoint that may be used: every request is answered with 503", advice)
+
+
+def both_halves(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A pool with one half of a disaggregated pair lacks the other; one from EDS may get it later."""
+    for name, pool in pools.items():
+        roles = {endpoint.role for endpoint in pool.endpoints}
+        if pool.eds_path is None and len(roles) == 1 and Role.BOTH not in roles:
+            (only,) = roles
+            other = Role.DECODE if only is Role.PREFILL else Role.PREFILL
+            place = topology.clusters[name].node.near("load_assignment", "endpoints").place
+            text = f"every endpoint of {name} has role {only}: nothing is disaggregated, and they serve whole requests"
+            yield warning(place, text, f"give some endpoints role: {other} or both, or none a role")
 
 
 def pool_limits(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -139,4 +152,4 @@ def _speaks_http2(cluster: Located[Cluster]) -> bool:
     return options.auto_config is not None  # ALPN decides
 
 
-CHECKS: Final = (obeys, has_endpoints, pool_limits, retry_limit, extproc_cluster)
+CHECKS: Final = (obeys, has_endpoints, both_halves, pool_limits, retry_limit, extproc_cluster)
