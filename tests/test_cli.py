@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from extproc.app import Address
+from extproc import cli, supervisor
+from extproc.app import Address, Options
 from extproc.cli import main
 
 SHIPPED = Path(__file__).parent.parent / "envoy" / "envoy.yaml"
@@ -48,6 +50,9 @@ def test_serve_refuses_a_wrong_configuration_with_the_same_report(
         (["--workers", "2"], "add --index redis://"),
         (["--workers", "2", "--index", "redis://127.0.0.1:1/0", "--health", "127.0.0.1:9012"], "come to port 9012"),
         (["--index", "mysql://x"], "names no index"),
+        (["--tls-cert", "cert.pem"], "belong together"),
+        (["--tls-cert", "cert.pem", "--tls-key", "none.pem"], "No such file"),
+        (["--tls-cert", "a", "--tls-key", "b", "--tls-self-signed"], "exclude each other"),
         (["--index", "redis://127.0.0.1:6379/zero"], "not the number of a database"),
     ],
 )
@@ -87,3 +92,27 @@ def test_policies_are_listed_with_their_options(capsys: pytest.CaptureFixture[st
     listed = capsys.readouterr().out
     assert "x-smetric-hit-ratio: 0.5 by default" in listed
     assert "f = (prompt - hit) * load" in listed
+
+
+def test_workers_are_told_all_that_concerns_a_stream() -> None:
+    """A worker that served plaintext beside one that serves TLS would fail every second request."""
+    address = Address("127.0.0.1", 9002)
+    options = Options(
+        envoy_yaml=SHIPPED,
+        listen=address,
+        health=address,
+        metrics=address,
+        index="redis://127.0.0.1/0",
+        workers=2,
+        drain_timeout_s=1.0,
+        follow=True,
+        until_stdin_closes=False,
+        tls_cert=Path("cert.pem"),
+        tls_key=Path("key.pem"),
+        conformance=True,
+    )
+    told = cli._parser().parse_args(supervisor._worker(options, 1)[3:])
+    assert (told.tls_cert, told.tls_key, told.tls_self_signed) == (options.tls_cert, options.tls_key, False)
+    assert told.conformance
+    told = cli._parser().parse_args(supervisor._worker(replace(options, tls_cert=None, tls_key=None), 1)[3:])
+    assert (told.tls_cert, told.tls_key) == (None, None)

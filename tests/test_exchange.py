@@ -19,6 +19,7 @@ from extproc.exchange import (
     Exchange,
     Extend,
     Immediate,
+    OutOfTime,
     Output,
     Phase,
     Prefill,
@@ -248,6 +249,7 @@ EVENTS = (
     | st.just(OK)
     | st.builds(ResponseBody, st.binary(max_size=5), st.booleans())
     | st.just(ResponseTrailers())
+    | st.just(OutOfTime())
 )
 
 
