@@ -119,7 +119,7 @@ def _of_reply(item: Json) -> tuple[str | None, Any]:
     if kind == "reasoning":
         if item.get("encrypted_content"):
             raise UnreadableBody("encrypted reasoning is for who encrypted it")
-        return "reasoning", _first_text(item.get("content")) or _first_text(item.get("summary")) or ""
+        return "reasoning", _first_text(item.get("content") or item.get("summary")) or ""
     if item.get("role") == "assistant":
         content = item.get("content")
         text = content if isinstance(content, str) else _first_text(content)
