@@ -33,6 +33,6 @@ def advice(pool: str, unmatched: int) -> str:
     """What an operator should look at."""
     return (
         f"pool {pool}: none of the last {unmatched} follow-ups matched anything that its engines cache. Is model_dir "
-        "the model that they serve, with the same chat template (--chat-template, --default-chat-template-kwargs)? Compare "
-        "`python -m extproc explain` with the engine's /tokenize. Until then every decision is by load"
+        "the model that they serve, with the same chat template (--chat-template, --default-chat-template-kwargs)? "
+        "Compare `python -m extproc explain` with the engine's /tokenize. Until then every decision is by load"
     )

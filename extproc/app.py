@@ -296,6 +296,8 @@ class Node:
         except IndexUnavailable:
             sizes, reports = None, {}
         names = [instance.name for instance in pool.instances]
+        now = time.monotonic()
+        left_alone = pool.left_alone(now)
         states: dict[str, Any] = {}
         for instance, in_flight, unprefilled in zip(pool.instances, *self.loads.view(pool.name, names), strict=True):
             blocks = None if sizes is None else sizes.get(instance.name, 0)
@@ -304,12 +306,14 @@ class Node:
             states[instance.name] = {
                 "in_flight": in_flight,
                 "unprefilled_bytes": unprefilled,
+                "left_alone_s": round(left_alone.get(instance.address, 0.0), 1),
                 "index_blocks": blocks,
                 "events": report,
             }
             metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)
             metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(unprefilled)
             metrics.INDEX_BLOCKS.labels(pool.name, instance.name).set(blocks or 0)
+        pool.speculation.expire(now)
         metrics.SPECULATIVE_BLOCKS.labels(pool.name).set(len(pool.speculation))
         return {"source": pool.source, "speculative_blocks": len(pool.speculation), "instances": states}
 

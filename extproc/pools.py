@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from extproc import blocks
@@ -53,6 +53,10 @@ class Pool:
             return True
         self.suspect(chosen, now)
         return False
+
+    def left_alone(self, now: float) -> Mapping[str, float]:
+        """Addresses of the instances that are not chosen because Envoy could not reach them, with the seconds left."""
+        return {address: until - now for address, until in self._suspects.items() if until > now}
 
     def suspect(self, instance: Instance, now: float) -> None:
         """Leave an instance alone for a while."""

@@ -103,6 +103,10 @@ class Speculation:
         """Blocks remembered; one of two prompts counts twice."""
         return self._blocks
 
+    def expire(self, now: float) -> None:
+        """Forget what is too old; `note` and `match` do so too, but an idle pool calls neither."""
+        self._trim(now)
+
     def note(self, instance: str, chain: Sequence[int], known: int, now: float) -> None:
         """A prompt was sent, of which the index knew that the instance holds `known` leading blocks."""
         sent = _Sent(instance, chain[known : known + self._capacity], now)

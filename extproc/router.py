@@ -144,7 +144,7 @@ class Router:
         degraded = Reason.PREFILL_FAILED if query.failed and not halved else query.degraded
         pinned = names.index(query.keeper) if query.keeper in names else None
         chosen, reason = _pinned(pinned) if pinned is not None else _verdict(route, view, degraded)
-        if reason not in (Reason.STICK, Reason.PREVIOUS_RESPONSE):
+        if _took_turns(reason, cached, chosen):
             pool.cursor = chosen + 1
         choice = Choice(
             instance=candidates[chosen],
@@ -185,6 +185,13 @@ class _Decoder(NamedTuple):
 def _shed(pool: Pool, requests: Sequence[int], admitted: Admission) -> None:
     if min(requests) >= admitted.max_load:
         raise Shed(f"every instance of pool {pool.name!r} has {admitted.max_load:g} requests in flight; try again")
+
+
+def _took_turns(reason: Reason, cached: Sequence[int], chosen: int) -> bool:
+    """Whether another instance would have done as well: then the next such decision goes on to the next instance."""
+    if reason is Reason.PREVIOUS_RESPONSE:
+        return False
+    return reason is not Reason.STICK or cached.count(cached[chosen]) > 1
 
 
 def _pinned(candidate: int) -> Verdict:

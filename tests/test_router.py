@@ -188,12 +188,26 @@ async def test_a_dead_instance_is_left_alone_for_a_while() -> None:
     setup = Setup(2)
     chosen = (await setup.pick(FIRST)).choice.instance
     assert not setup.pool.reached(chosen, "10.0.0.1:8000", now=0.0)
+    assert setup.pool.left_alone(SUSPECT_S / 2) == {chosen.address: SUSPECT_S / 2}
     picked = [(await setup.pick(FIRST, now=SUSPECT_S / 2)).choice.instance.address for _ in range(3)]
     assert picked == ["10.0.0.1:8000"] * 3
     assert (await setup.pick(FIRST, now=SUSPECT_S)).choice.instance == chosen
     assert not setup.pool.reached(chosen, "10.0.0.1:8000", now=10.0)
     assert setup.pool.reached(chosen, chosen.address, now=10.0)
     assert len(setup.pool.candidates(10.0)) == 2
+
+
+async def test_sessions_that_several_hold_do_not_gather_on_one() -> None:
+    """Where instances hold a prompt equally long and are equally idle, follow-ups take turns among them."""
+    setup = Setup()
+    for instance in (1, 2):
+        await setup.cache(instance, FOLLOW_UP)
+    served = []
+    for _ in range(4):
+        routed = await setup.pick(FOLLOW_UP, now=0.0)
+        routed.ticket.release()
+        served.append(routed.choice.instance.address)
+    assert served == ["10.0.0.1:8000", "10.0.0.2:8000"] * 2
 
 
 async def test_where_all_are_suspect_all_are_tried() -> None:
