@@ -245,7 +245,10 @@ async def _in_time(events: AsyncIterator[Event], stream: _Stream) -> AsyncIterat
     """The events; where a body that we collect does not end in time, that is the last of them."""
     while True:
         try:
-            async with asyncio.timeout_at(stream.body_due if stream.exchange.collecting else None):
+            if stream.exchange.collecting:
+                async with asyncio.timeout_at(stream.body_due):
+                    event = await anext(events)
+            else:
                 event = await anext(events)
         except StopAsyncIteration:
             return

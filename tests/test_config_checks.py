@@ -335,6 +335,10 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "ext_proc over HTTP/1": (
         at_extproc(f"{UPSTREAM}", DELETE), E, "clusters[1]", "gRPC needs HTTP/2", "http2_protocol_options",
     ),
+    "health of ext_proc by TLS": (
+        at_extproc("transport_socket", {"name": "envoy.transport_sockets.tls"}),
+        W, "port_value", "it never counts as healthy", "remove health_check_config",
+    ),
 }  # fmt: skip
 
 

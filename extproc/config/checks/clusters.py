@@ -114,6 +114,23 @@ def extproc_cluster(topology: Topology, pools: Pools) -> Iterator[Problem]:
         yield from _limits(cluster, ("max_pending_requests", "max_requests"), text)
 
 
+def health_by_tls(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Envoy asks for health by the cluster's own transport socket, and our health port speaks plaintext."""
+    for _, message in filters(topology):
+        envoy_grpc = message.grpc_service.envoy_grpc if message.grpc_service else None
+        cluster = topology.clusters.get(envoy_grpc.cluster_name) if envoy_grpc else None
+        if cluster is None or cluster.node.get("transport_socket") is None:
+            continue
+        if any(check.get("transport_socket_match_criteria") for check in cluster.node.every("health_checks")):
+            continue
+        for endpoint in cluster.node.every("load_assignment", "endpoints", "lb_endpoints"):
+            port = endpoint.get("endpoint", "health_check_config", "port_value")
+            if port is not None:
+                text = f"health is asked by TLS at port {port.raw.value}, where ours is plaintext: it never counts as "
+                text += "healthy, and no decision is ever made"
+                yield warning(port.place, text, "remove health_check_config: health is on the gRPC port too, by TLS")
+
+
 def _pools(topology: Topology, pools: Pools) -> Iterator[Located[Cluster]]:
     return (topology.clusters[name] for name in pools)
 
@@ -152,4 +169,4 @@ def _speaks_http2(cluster: Located[Cluster]) -> bool:
     return options.auto_config is not None  # ALPN decides
 
 
-CHECKS: Final = (obeys, has_endpoints, both_halves, pool_limits, retry_limit, extproc_cluster)
+CHECKS: Final = (obeys, has_endpoints, both_halves, pool_limits, retry_limit, extproc_cluster, health_by_tls)
