@@ -38,7 +38,8 @@ def renderer(template: str | None = None) -> Renderer:
     return Renderer.load(MODEL) if template is None else with_template((HERE / "templates" / template).read_text())
 
 
-def with_template(source: str) -> Renderer:
+def with_template(source: str, *, adds_bos: bool = False) -> Renderer:
+    """The fixtures' model with another template, and a tokenizer that begins each text with `<|endoftext|>` or not."""
     with tempfile.TemporaryDirectory() as name:
         directory = Path(name) / "model"
         shutil.copytree(MODEL, directory)
@@ -46,6 +47,18 @@ def with_template(source: str) -> Renderer:
         config = json.loads((directory / "tokenizer_config.json").read_text())
         config |= {"bos_token": "<|endoftext|>", "image_token": "<|im_start|>"}
         (directory / "tokenizer_config.json").write_text(json.dumps(config))
+        if adds_bos:
+            tokenizer = json.loads((directory / "tokenizer.json").read_text(encoding="utf-8"))
+            bos = {"SpecialToken": {"id": "<|endoftext|>", "type_id": 0}}
+            tokenizer["post_processor"] = {
+                "type": "TemplateProcessing",
+                "single": [bos, {"Sequence": {"id": "A", "type_id": 0}}],
+                "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {
+                    "<|endoftext|>": {"id": "<|endoftext|>", "ids": [4087], "tokens": ["<|endoftext|>"]}
+                },
+            }
+            (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
         return Renderer.load(directory)
 
 
@@ -91,6 +104,21 @@ def test_recorded_prompts_render_to_the_engines_bytes(path: str, count: int) -> 
         assert 0 <= prompt.history <= prompt.matchable == len(prompt.data)
         seen += 1
     assert seen >= count
+
+
+@pytest.mark.parametrize("style", ["qwen3", "llama3-bos"])
+def test_odd_requests_render_as_vllm_renders_them(style: str) -> None:
+    """130 random requests of all APIs, recorded from vLLM 0.32's own renderer, with thinking, late system messages,
+    changed tools, namespaces, partial replies, and a tokenizer that adds a BOS: bytes agree."""
+    name, _, adds_bos = style.partition("-")
+    by = with_template((HERE / "templates" / f"{name}.jinja").read_text(), adds_bos=bool(adds_bos))
+    vocabulary = Vocabulary.load(MODEL)
+    with gzip.open(HERE / "templates" / "vllm-0.32.0-apis.jsonl.gz", "rt", encoding="utf-8") as file:
+        lines = [line for line in map(json.loads, file) if line["template"] == style]
+    assert len(lines) == 130
+    for line in lines:
+        prompt = by.render(openai.parse(line["path"], json.dumps(line["body"]).encode()))
+        assert prompt.data == vocabulary.decode(line["token_ids"]), line["body"]
 
 
 @pytest.mark.parametrize("path", [MESSAGES, RESPONSES])
