@@ -21,6 +21,7 @@ from extproc.server import LIVENESS, READINESS
 from loadgen.engine_server import MODEL_DIR
 from loadgen.stack import Stack
 from tests.e2e.agents import chat, decision, post
+from tests.epp.envoy_tls import reach_by_tls
 
 DIRECTORY = Path(__file__).parent.parent / "envoy" / "kubernetes"
 FILES = sorted(DIRECTORY.glob("*.yaml"))
@@ -268,14 +269,7 @@ def _as_a_gateway_writes_it(path: Path) -> None:
     """TLS that nobody verifies, bodies streamed both ways, and not a word of ours."""
     tree = yaml.safe_load(path.read_text("utf-8"))
     static = tree["static_resources"]
-    (extproc,) = (cluster for cluster in static["clusters"] if cluster["name"] == "extproc")
-    tls = "type.googleapis.com/envoy.extensions.transport_sockets.tls.v3.UpstreamTlsContext"
-    extproc["transport_socket"] = {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": {"@type": tls, "common_tls_context": {"alpn_protocols": ["h2"]}},
-    }
-    for endpoint in extproc["load_assignment"]["endpoints"][0]["lb_endpoints"]:
-        del endpoint["endpoint"]["health_check_config"]
+    reach_by_tls(tree)
     (engines,) = (cluster for cluster in static["clusters"] if cluster["name"] == "engines")
     del engines["metadata"]
     for endpoint in engines["load_assignment"]["endpoints"][0]["lb_endpoints"]:

@@ -14,6 +14,7 @@ from extproc import tls
 from extproc.routing import CONFORMANCE_SELECTION, CONFORMANCE_SERVED, SUBSET, SUBSET_NAMESPACE
 from loadgen.stack import Stack
 from tests.e2e.agents import chat, complaints, decision, get, loads, post, until
+from tests.epp.envoy_tls import reach_by_tls
 from tests.epp.handshake import Handshake, der, shake
 
 TYPES = "type.googleapis.com/envoy.extensions"
@@ -25,16 +26,7 @@ def configure(stack: Stack, response_mode: str) -> None:
     """TLS towards the picker, hints from a header, answers shown to the picker."""
     tree = yaml.safe_load(stack.envoy_yaml.read_text("utf-8"))
     static = tree["static_resources"]
-    (extproc,) = (cluster for cluster in static["clusters"] if cluster["name"] == "extproc")
-    extproc["transport_socket"] = {
-        "name": "envoy.transport_sockets.tls",
-        "typed_config": {
-            "@type": f"{TYPES}.transport_sockets.tls.v3.UpstreamTlsContext",
-            "common_tls_context": {"alpn_protocols": ["h2"]},
-        },
-    }
-    for endpoint in extproc["load_assignment"]["endpoints"][0]["lb_endpoints"]:
-        del endpoint["endpoint"]["health_check_config"]  # health is on the gRPC port too, by TLS like all of it
+    reach_by_tls(tree)
     filters = static["listeners"][0]["filter_chains"][0]["filters"][0]["typed_config"]["http_filters"]
     to_metadata: dict[str, Any] = {
         "name": "envoy.filters.http.header_to_metadata",
