@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,18 @@ def test_without_a_limit_nothing_is_shed(pools: Yaml, tmp_path: Path) -> None:
     assert settings is not None
     assert settings.default is not None
     assert settings.default.max_load == math.inf
+
+
+def test_several_pools_are_all_meant(pools: Yaml, tmp_path: Path) -> None:
+    """Without a word on which, the request's model chooses among all pools of the file."""
+    other = copy.deepcopy(pools["static_resources"]["clusters"][0]) | {"name": "others"}
+    other["metadata"]["filter_metadata"]["smetric"]["models"] = ["other"]
+    pools["static_resources"]["clusters"][0]["metadata"]["filter_metadata"]["smetric"]["models"] = ["tiny"]
+    pools["static_resources"]["clusters"].append(other)
+    settings = inspect(pools, tmp_path).settings
+    assert settings is not None
+    assert settings.default is not None
+    assert settings.default.clusters == ("engines", "others")
 
 
 @pytest.mark.parametrize(
