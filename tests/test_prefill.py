@@ -63,7 +63,7 @@ class FakeInstance:
         return web.Response(body=b"<html>")
 
     async def talks_too_much(self, _: web.Request) -> web.StreamResponse:
-        return web.Response(body=b" " * (MAX_ANSWER_BYTES + 1))
+        return web.Response(body=b" " * MAX_ANSWER_BYTES + json.dumps({"kv_transfer_params": PARAMS}).encode())
 
     async def hangs(self, request: web.Request) -> web.StreamResponse:
         try:
@@ -85,13 +85,15 @@ class FakeInstance:
 class Disaggregated:
     """A processor over prefill instances of the given behaviours and one decode instance that nobody asks."""
 
-    def __init__(self, *prefill: FakeInstance, timeout_s: float = 0.3) -> None:
+    def __init__(
+        self, *prefill: FakeInstance, timeout_s: float = 0.3, mode: Disaggregation = Disaggregation.FILTER
+    ) -> None:
         self.loads = Loads()
         addresses = [f"127.0.0.1:{fake.server.port}" for fake in prefill]
         instances = [Instance(address, role=Role.PREFILL) for address in addresses]
         self.pool = Pool("pool", PlainRenderer(), instances=[*instances, Instance("10.0.0.9:8000", role=Role.DECODE)])
         self.prefiller = Prefiller()
-        route = RouteSettings("pool", disaggregation=Disaggregation.FILTER, prefill_timeout_s=timeout_s)
+        route = RouteSettings("pool", disaggregation=mode, prefill_timeout_s=timeout_s)
         router = Router(MemoryIndex(), self.loads)
         self.processor = Processor(router, {"pool": self.pool}, lambda _: route, lambda *_: None, self.prefiller)
 
@@ -170,6 +172,19 @@ async def test_the_prefill_request_and_what_follows(build: Build) -> None:
     assert body.routing.set_headers["x-gateway-destination-endpoint"] == "10.0.0.9:8000"
     assert "x-prefiller-host-port" in body.routing.remove_headers
     assert explanation([body])["prefill_instance"] == made.pool.instances[0].name
+
+
+async def test_a_sidecar_is_only_told(build: Build) -> None:
+    """We ask nobody and change no body: the header names the prefill instance, and no extra time is needed."""
+    made, (fake,) = await build("computes", mode=Disaggregation.SIDECAR)
+    headers, body = await made.exchange()
+    assert headers == Continue(Phase.REQUEST_HEADERS)
+    assert isinstance(body, Continue)
+    assert body.body is None
+    assert body.routing is not None
+    assert body.routing.set_headers["x-prefiller-host-port"] == made.pool.instances[0].address
+    assert "x-prefiller-host-port" not in body.routing.remove_headers
+    assert not fake.asked
 
 
 async def test_full_duplex_gives_the_new_body_back_in_pieces(build: Build) -> None:
