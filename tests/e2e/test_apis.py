@@ -192,6 +192,36 @@ async def test_routers_share_who_keeps_what() -> None:
         assert (await decision(blind, again))["reason"] == "unknown_response"
 
 
+def shows_by_route(root: Yaml, ext_proc: Yaml) -> None:
+    """Responses are shown on a route of their own, and not because we ask."""
+    del ext_proc["allow_mode_override"]
+    host = manager(root)["route_config"]["virtual_hosts"][0]
+    route = copy.deepcopy(host["routes"][0])
+    route["match"] = {"prefix": RESPONSES}
+    mode = {**ext_proc["processing_mode"], "response_body_mode": "STREAMED"}
+    per_route = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
+    route["typed_per_filter_config"] = {
+        "envoy.filters.http.ext_proc": {"@type": per_route, "overrides": {"processing_mode": mode}}
+    }
+    host["routes"].insert(0, route)
+
+
+@pytest.mark.parametrize("mode", ["BUFFERED", "FULL_DUPLEX_STREAMED"])
+async def test_a_route_that_shows_responses(mode: str) -> None:
+    """It needs no override, and works where Envoy takes none: with FULL_DUPLEX_STREAMED requests."""
+    with changed(Stack(engines=3, body_mode=mode), shows_by_route) as stack:
+        await until(lambda: stack.envoy_counter("cluster.extproc.membership_healthy") == 1)
+        for stream in (False, True):
+            body = responses([("user", f"{mode} {stream}")], store=True, stream=stream)
+            answer = await ask(stack, RESPONSES, **body)
+            begun = json.loads(answer.body.split(b"\n")[1][5:])["response"] if stream else answer.json
+            again = await ask(stack, RESPONSES, input="go on", previous_response_id=begun["id"], max_output_tokens=4)
+            assert (again.status, again.engine) == (200, answer.engine)
+            assert (await decision(stack, again))["reason"] == "previous_response"
+        assert stack.envoy_counter("http.agents.ext_proc.spurious_msgs_received") == 0
+        assert not complaints(stack)
+
+
 def two_pools(root: Yaml, ext_proc: Yaml) -> None:
     """Engine 0 serves `tiny` in one cluster, engine 1 `other` in another."""
     clusters = root["static_resources"]["clusters"]

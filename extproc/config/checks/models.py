@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from typing import Final
 
 from extproc.config.checks.parts import Pools
+from extproc.config.messages import ProcessingMode
+from extproc.config.messages import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import RouteEntry, Topology
@@ -51,9 +53,19 @@ def shows_responses(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """Who follows up on a stored response must reach the engine that keeps it."""
     for chain, route in topology.pool_routes():
         message = chain.filter.message
-        if _for_responses(route) and not message.allow_mode_override:
-            text = f"{PATH}: we cannot see the ids of responses, so a request with previous_response_id goes by load, "
-            text += "though one engine alone can serve it"
+        mode = message.processing_mode or ProcessingMode()
+        for override in route.overrides:
+            mode = override.message.processing_mode or mode
+        streams = mode.request_body_mode is Body.FULL_DUPLEX_STREAMED
+        if not for_responses(route) or mode.response_body_mode is not Body.NONE:
+            continue
+        text = f"{PATH}: we cannot see the ids of responses, so a request with previous_response_id goes by load, "
+        text += "though one engine alone can serve it"
+        if streams:
+            text += "; with FULL_DUPLEX_STREAMED requests Envoy takes no mode_override"
+            advice = "write response_body_mode: STREAMED in the processing_mode of ExtProcPerRoute.overrides here"
+            yield warning(route.route.node.near("match").place, text, advice)
+        elif not message.allow_mode_override:
             yield warning(chain.filter.node.near("allow_mode_override").place, text, "write allow_mode_override: true")
 
 
@@ -67,7 +79,8 @@ def _named(route: Node) -> list[str]:
     return names
 
 
-def _for_responses(route: RouteEntry) -> bool:
+def for_responses(route: RouteEntry) -> bool:
+    """Whether a route is for the Responses API alone."""
     match = route.route.node.get("match")
     paths = [match.get(kind) for kind in _PATHS] if match is not None else []
     return any(path is not None and str(path.raw.value).startswith(PATH) for path in paths)

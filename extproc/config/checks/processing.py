@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from extproc.config.checks.models import for_responses
 from extproc.config.checks.parts import Pools, filters, modes, overrides, shown
 from extproc.config.messages import ProcessingModeBodySendMode as Body
 from extproc.config.messages import ProcessingModeHeaderSendMode as Headers
@@ -71,9 +72,15 @@ def response_headers(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 
 def response_body(topology: Topology, pools: Pools) -> Iterator[Problem]:
-    """A response body that is sent to us costs each token a round trip, for nothing."""
+    """A response body that is sent to us costs each token a round trip, for nothing but the ids of stored responses."""
+    wanted = {
+        override.node.near("processing_mode").place
+        for _, route in topology.pool_routes()
+        if for_responses(route)
+        for override in route.overrides
+    }
     for mode, node, _ in modes(topology):
-        if mode.response_body_mode is not Body.NONE:
+        if mode.response_body_mode is not Body.NONE and node.place not in wanted:
             text = "the response body is not used; sending it costs every token a round trip"
             yield warning(node.near("response_body_mode").place, text, "write response_body_mode: NONE")
 
