@@ -18,6 +18,7 @@ from extproc import config
 from extproc.config import DnsFamily, Endpoint, PoolSettings, Problem, Settings
 from extproc.config.nodes import Malformed
 from extproc.model import Instance
+from extproc.names import look_up
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +35,7 @@ _NO_SUCH_NAME = frozenset({socket.EAI_NONAME, getattr(socket, "EAI_NODATA", sock
 async def resolve(host: str) -> Sequence[Address]:
     """Every address of a name; none where the name does not exist. Raises OSError where the resolver fails."""
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        found = await look_up(host)
     except socket.gaierror as failure:
         if failure.errno in _NO_SUCH_NAME:
             return ()
@@ -42,7 +43,7 @@ async def resolve(host: str) -> Sequence[Address]:
     except UnicodeError:
         return ()  # no DNS name: a label is empty or too long
     # A link-local address comes with a zone, which Envoy does not name its hosts by.
-    return [ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    return [ip_address(address.partition("%")[0]) for address in found]
 
 
 class Discovery:
@@ -172,7 +173,12 @@ class _Eds(_Follower):
             endpoints = None
         for problem in problems:
             _log.warning("pool %s: %s", self.pool.name, problem.render())
-        if endpoints is not None and not problems:
+        names = [endpoint.host for endpoint in endpoints or () if not _is_address(endpoint.host)]
+        if names:
+            _log.warning(
+                "pool %s: Envoy takes IP addresses alone from %s, not %s", self.pool.name, self._path, names[0]
+            )
+        if endpoints is not None and not problems and not names:
             self._found(_at_addresses(endpoints))
         elif first:
             self._found(())
@@ -184,6 +190,14 @@ def _follower(pool: PoolSettings, on_change: OnChange, resolve: Resolve) -> _Fol
     if pool.discovery is config.Discovery.STRICT_DNS:
         return _Dns(pool, on_change, resolve)
     return _Static(pool, on_change)
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return True
 
 
 def _at_addresses(endpoints: Sequence[Endpoint]) -> list[Instance]:

@@ -67,6 +67,7 @@ class Follower:
         self._pool = pool
         self._index = index
         self._context = zmq.Context()
+        self._context.max_sockets = self._context.get(zmq.SOCKET_LIMIT)  # three an instance; the default ends at 341
         self._setup = _Setup(
             pool=pool,
             index=index,

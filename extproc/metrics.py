@@ -107,3 +107,21 @@ PROMPT_MISMATCH = Gauge(
 INDEX_ERRORS = Counter(
     "smetric_index_errors", "Failed index calls, by call and cause.", ["call", "cause"], registry=REGISTRY
 )
+
+_OF_INSTANCES = (
+    IN_FLIGHT,
+    UNPREFILLED_BYTES,
+    EVENTS,
+    EVENT_BLOCKS,
+    EVENT_ERRORS,
+    EVENT_GAPS,
+    EVENT_LAG_SECONDS,
+    EVENT_STATE,
+    INDEX_BLOCKS,
+)
+
+
+def forget_instance(pool: str, instance: str) -> None:
+    """Drop the series of an instance that left: pods come and go, and a scrape must not grow with all of them."""
+    for metric in _OF_INSTANCES:
+        metric.remove_by_labels({"pool": pool, "instance": instance})

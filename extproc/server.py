@@ -151,7 +151,8 @@ class Processor:
             return self._refuse(stream, route, BodyTimeout(f"the request's body did not end within {BODY_S:g} s"))
         pools = [self._pools[name] for name in route.clusters if name in self._pools]
         if not pools:
-            metrics.DECISIONS.labels(route.cluster, route.policy, Reason.NO_POOL.value).inc()
+            # Not by its name, which a client may choose where the YAML says %REQ(...)%: labels must stay few.
+            metrics.DECISIONS.labels("", route.policy, Reason.NO_POOL.value).inc()
             return stream.exchange.decided(routing.nowhere(Reason.NO_POOL))
         pool = stream.pool = self._router.pool_for(pools, wanted.body)
         path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
@@ -178,11 +179,11 @@ class Processor:
             except PrefillFailed as failure:
                 metrics.PREFILLS.labels(pool.name, failure.outcome.value).inc()
                 _log.info("instance %s of pool %s did not prefill: %s", instance.name, pool.name, failure)
-                now = time.monotonic()
+                now, hopeless = time.monotonic(), failure.outcome is Outcome.REJECTED
                 if not failure.answered:
                     pool.suspect(instance, now)
                 try:
-                    routed = self._router.again(pool, route, stream.ask, routed, now=now)
+                    routed = self._router.again(pool, route, stream.ask, routed, hopeless=hopeless, now=now)
                 except NoInstance as error:
                     return self._refuse(stream, route, error)
                 stream.routed = routed
@@ -210,7 +211,8 @@ class Processor:
 
     def _refuse(self, stream: _Stream, route: RouteSettings, error: NoInstance | Shed | BodyTimeout) -> list[Output]:
         reason = _REFUSALS[type(error)]
-        metrics.DECISIONS.labels(route.cluster, route.policy, reason.value).inc()
+        pool = stream.pool.name if stream.pool is not None else ""
+        metrics.DECISIONS.labels(pool, route.policy, reason.value).inc()
         return stream.exchange.refused(error, routing.nowhere(reason))
 
     def _subset(self, wanted: Decide) -> Subset | None:

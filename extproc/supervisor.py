@@ -20,6 +20,7 @@ from extproc.errors import ConfigError
 _log = logging.getLogger(__name__)
 
 STRIDE = 10  # from one worker's ports to the next one's: the defaults 9002, 9003 and 9090 never meet
+KILL_AFTER_S = 5.0  # beyond the drain, a child that still lives hangs
 RESTART_S = 1.0  # pause before a dead child is started again, so that a broken one does not spin
 
 
@@ -32,7 +33,8 @@ async def serve(settings: Settings, options: Options) -> None:
     if options.shared and options.follow:
         commands.append(_follower(options))
     stop = app.stop_event(until_stdin_closes=options.until_stdin_closes)
-    children = [asyncio.create_task(_keep_running(command, stop)) for command in commands]
+    patience_s = options.drain_timeout_s + KILL_AFTER_S
+    children = [asyncio.create_task(_keep_running(command, stop, patience_s)) for command in commands]
     try:
         await app.serve(settings, options, stop, follow=options.follow and not options.shared)
     finally:
@@ -84,8 +86,11 @@ def _next(address: Address, number: int) -> Address:
     return Address(address.host, address.port + STRIDE * number if address.port else 0)
 
 
-async def _keep_running(command: Sequence[str], stop: asyncio.Event) -> None:
-    """Run a child until `stop`; then close its standard input, which is how it hears of it, and wait for its drain."""
+async def _keep_running(command: Sequence[str], stop: asyncio.Event, patience_s: float) -> None:
+    """Run a child until `stop`; then close its standard input, which is how it hears of it, and wait for its drain.
+
+    One that has not ended `patience_s` seconds later hangs, and is killed.
+    """
     stopping = asyncio.create_task(stop.wait())
     while not stop.is_set():
         child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
@@ -94,6 +99,10 @@ async def _keep_running(command: Sequence[str], stop: asyncio.Event) -> None:
         if stop.is_set():
             assert child.stdin is not None
             child.stdin.close()
+            await asyncio.wait((ended,), timeout=patience_s)
+            if not ended.done():
+                _log.error("`extproc %s` hangs; killing it", command[3])
+                child.kill()
             await ended
             return
         _log.error("`extproc %s` ended with status %d; starting it again", command[3], ended.result())

@@ -273,10 +273,11 @@ async def test_an_eds_file_is_read_and_read_again_when_it_is_replaced(eds_file: 
         lambda path: replace(path, "resources: [\n"),
         lambda path: replace(path, eds("10.0.0.9", cluster="another")),
         lambda path: replace(path, eds("10.0.0.9").replace("role: decode", "role: decoder")),
+        lambda path: replace(path, eds("10.0.0.9").replace("10.0.0.9", "some.host")),
         lambda path: path.unlink(),
         lambda path: (path.unlink(), path.mkdir()),
     ],
-    ids=["malformed", "of another cluster", "with a mistake", "gone", "a directory"],
+    ids=["malformed", "of another cluster", "with a mistake", "a name", "gone", "a directory"],
 )
 async def test_an_eds_file_that_cannot_be_used_changes_nothing_and_is_reported_once(
     spoil: Callable[[Path], None], eds_file: Path, caplog: pytest.LogCaptureFixture

@@ -14,6 +14,7 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client import generate_latest
 
 from extproc import metrics
 from extproc.config import RouteSettings
@@ -265,3 +266,22 @@ async def test_shadow_policies_are_counted_and_do_not_act(served: Served) -> Non
     for stream in streams:
         stream.cancel()
     await until_idle(served)
+
+
+async def test_an_unknown_pool_makes_no_new_series(served: Served) -> None:
+    """A pool's name may come from a client's header; the metrics must not grow with it."""
+    for number in range(3):
+        stream = served.stream(("x-smetric-cluster", f"pool-{number}"))
+        await ask(stream, headers(end=True))
+        stream.cancel()
+    series = generate_latest(metrics.REGISTRY).decode()
+    assert 'smetric_decisions_total{policy="smetric",pool="",reason="no_pool"}' in series
+    assert "pool-1" not in series
+
+
+def test_the_series_of_an_instance_go_with_it() -> None:
+    """Pods come and go for months."""
+    metrics.IN_FLIGHT.labels("pool", "10.9.9.9:1").set(1)
+    metrics.EVENT_STATE.labels("pool", "10.9.9.9:1", "exact").set(1)
+    metrics.forget_instance("pool", "10.9.9.9:1")
+    assert "10.9.9.9:1" not in generate_latest(metrics.REGISTRY).decode()
