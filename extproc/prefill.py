@@ -30,6 +30,7 @@ FORWARDED = (
 # One token and the list of the prompt's blocks: a million tokens in blocks of 16 are about 500 KB. A client may ask for
 # more (the token ids, their probabilities); what is larger is not worth the memory.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+PASSING = (408, 429)  # statuses 4xx that say nothing of the request: too slow at the moment, too busy
 CONNECT_S = 1.0  # Envoy's connect_timeout in the configuration that we ship
 KEEP_ALIVE_S = 4.0  # vLLM closes a connection after 5 s without a request
 
@@ -38,7 +39,8 @@ class Outcome(StrEnum):
     """How a prefill request ended: the label of its metric."""
 
     OK = "ok"
-    REFUSED = "refused"  # the instance answered, and not with 200; or nobody would take such a request
+    REFUSED = "refused"  # the instance answered, and not with 200
+    REJECTED = "rejected"  # ... and it is the request that is at fault: no other instance would take it
     NO_PARAMS = "no_params"  # its answer has no kv_transfer_params: it has no KV connector
     TIMEOUT = "timeout"
     UNREACHABLE = "unreachable"  # no connection, or one that broke
@@ -53,8 +55,8 @@ class PrefillFailed(Exception):
 
     @property
     def answered(self) -> bool:
-        """Whether the instance is alive, and it is the request that it did not want."""
-        return self.outcome in (Outcome.REFUSED, Outcome.NO_PARAMS)
+        """Whether the instance is alive."""
+        return self.outcome not in (Outcome.TIMEOUT, Outcome.UNREACHABLE)
 
 
 class Prefiller:
@@ -84,7 +86,7 @@ class Prefiller:
         except TimeoutError:
             raise PrefillFailed(Outcome.TIMEOUT, f"no answer within {timeout_s:g} s") from None
         except ValueError as error:  # also of aiohttp's errors those that are about what we were to send
-            raise PrefillFailed(Outcome.REFUSED, f"cannot be sent: {type(error).__name__}") from error
+            raise PrefillFailed(Outcome.REJECTED, f"cannot be sent: {type(error).__name__}") from error
         except (aiohttp.ClientError, OSError) as error:
             raise PrefillFailed(Outcome.UNREACHABLE, f"{type(error).__name__}: {error}") from error
 
@@ -105,7 +107,8 @@ class Prefiller:
 
 async def _params(answer: aiohttp.ClientResponse) -> bytes:
     if answer.status != 200:
-        raise PrefillFailed(Outcome.REFUSED, f"status {answer.status}")
+        at_fault = 400 <= answer.status < 500 and answer.status not in PASSING
+        raise PrefillFailed(Outcome.REJECTED if at_fault else Outcome.REFUSED, f"status {answer.status}")
     content = bytearray()
     async for piece in answer.content.iter_any():
         content += piece

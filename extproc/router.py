@@ -77,14 +77,18 @@ class Router:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
         return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now)
 
-    def again(self, pool: Pool, route: RouteSettings, ask: Ask, routed: Routed, *, now: float) -> Routed:
+    def again(
+        self, pool: Pool, route: RouteSettings, ask: Ask, routed: Routed, *, hopeless: bool = False, now: float
+    ) -> Routed:
         """Choose anew where `routed.choice.prefill` could not prefill; gives the load of that choice back.
 
-        After `disaggregation.ATTEMPTS` failures the one that decodes computes the prompt itself. Raises NoInstance.
+        After `disaggregation.ATTEMPTS` failures, or where more are `hopeless`, the one that decodes computes the prompt
+        itself. Raises NoInstance.
         """
         routed.ticket.release()
         failed = routed.query.failed | {routed.choice.computes.name}
-        query = replace(routed.query, failed=failed, divisible=len(failed) < disaggregation.ATTEMPTS)
+        divisible = not hopeless and len(failed) < disaggregation.ATTEMPTS
+        query = replace(routed.query, failed=failed, divisible=divisible)
         return self.decide(pool, route, query, routed.held, Admission(ask.subset), now=now)
 
     def pool_for(self, pools: Sequence[Pool], body: bytes | None) -> Pool:

@@ -53,6 +53,12 @@ class FakeInstance:
     async def refuses(self, _: web.Request) -> web.StreamResponse:
         return web.json_response({"error": "no"}, status=500)
 
+    async def rejects(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": "too long"}, status=400)
+
+    async def is_busy(self, _: web.Request) -> web.StreamResponse:
+        return web.json_response({"error": "later"}, status=429)
+
     async def redirects(self, request: web.Request) -> web.StreamResponse:
         raise web.HTTPTemporaryRedirect(f"{request.path}?again")
 
@@ -205,6 +211,7 @@ async def test_full_duplex_gives_the_new_body_back_in_pieces(build: Build) -> No
     [
         ("refuses", "refused"),
         ("redirects", "refused"),
+        ("is_busy", "refused"),
         ("has_no_connector", "no_params"),
         ("is_no_engine", "no_params"),
         ("talks_too_much", "no_params"),
@@ -244,6 +251,13 @@ async def test_without_any_prefill_the_decode_instance_computes(build: Build, be
     assert said["instance"] == "10.0.0.9:8000"
     assert "prefill_instance" not in said
     assert sum(len(fake.asked) for fake in fakes) == 2
+
+
+async def test_a_request_at_fault_is_not_tried_again(build: Build) -> None:
+    """The decode instance tells the client what is wrong with it, after one prefill instance found out."""
+    made, fakes = await build("rejects", "rejects")
+    assert explanation(await made.exchange())["reason"] == "prefill_failed"
+    assert sum(len(fake.asked) for fake in fakes) == 1
 
 
 async def test_loads_while_a_prompt_is_prefilled(build: Build) -> None:
