@@ -207,7 +207,47 @@ def test_what_we_do_not_know_is_left_alone(tmp_path: Path) -> None:
     yaml["static_resources"]["clusters"].append({"name": "other", "type": "LOGICAL_DNS", "field_of_tomorrow": 1})
     cluster(yaml, "engines")["field_of_tomorrow"] = 1
     manager(yaml)["http_filters"].insert(0, {"name": "x", "typed_config": {"@type": "type.googleapis.com/x.Y", "z": 1}})
+    assert inspect(yaml, tmp_path).problems == ()
+
+
+def test_a_field_of_tomorrow_in_our_filter_is_read_over_with_a_warning(tmp_path: Path) -> None:
+    """Our types may be older than Envoy: what resembles nothing that they know stops nobody."""
+    yaml = clean()
     change(ext_proc(yaml), "field_of_tomorrow", {"deep": [1]})
+    report = inspect(yaml, tmp_path)
+    assert [problem.severity for problem in report.problems] == [config.Severity.WARNING]
+    assert report.settings is not None
+
+
+def test_a_percent_sign_is_doubled_and_a_command_is_whole(tmp_path: Path) -> None:
+    """As Envoy's formatter reads them: what it fills in is not judged, and what it sends as it stands is."""
+    for value in ("%REQ(x)%", "%REQ(x?y):12%", "%START_TIME(%s)%", "%HOSTNAME%", "1%%%REQ(x)%"):
+        yaml = clean()
+        ext_proc(yaml)["grpc_service"]["initial_metadata"].append({"key": "x-smetric-max-load", "value": value})
+        assert inspect(yaml, tmp_path).problems == (), value
+    for value in ("50%", "%REQ(x", "%req(x)%", "%REQ(x)% %", "%"):
+        yaml = clean()
+        ext_proc(yaml)["grpc_service"]["initial_metadata"].append({"key": "x-other", "value": value})
+        (problem,) = inspect(yaml, tmp_path).problems
+        assert problem.message == f"x-other is {value!r}: Envoy takes % for a command and drops every decision"
+
+
+def test_known_keys_and_words_are_listed_once(tmp_path: Path) -> None:
+    """Where nothing known resembles what is written, the message does not repeat what the advice lists."""
+    for key, value in (("zzz", 1), ("source", "zzz")):
+        yaml = clean()
+        change(cluster(yaml, "engines"), f"metadata.filter_metadata.smetric.{key}", value)
+        text = inspect(yaml, tmp_path).render()
+        assert text.count("model_dir, models" if key == "zzz" else "events, routed") == 1, text
+        assert "known are" not in text
+
+
+def test_where_each_route_waits_as_long_as_it_says_the_default_does_not_matter(tmp_path: Path) -> None:
+    """A route's idle_timeout takes the place of stream_idle_timeout."""
+    yaml = clean()
+    change(manager(yaml), "stream_idle_timeout", DELETE)
+    assert "stream_idle_timeout is 300s (the default)" in inspect(yaml, tmp_path).render()
+    manager(yaml)["route_config"]["virtual_hosts"][0]["routes"][0]["route"]["idle_timeout"] = "0s"
     assert inspect(yaml, tmp_path).problems == ()
 
 
@@ -363,7 +403,12 @@ def test_a_report_puts_errors_first_and_says_what_it_means(tmp_path: Path) -> No
 def test_a_report_of_a_good_file_explains_it() -> None:
     """Pools, instances, routes, in words."""
     text = config.inspect(ROOT / "envoy" / "envoy.yaml").render()
-    for words in ("pool engines: endpoints by DNS", "engine-3:8000", "by smetric (overload 2", "envoy.yaml is ready."):
+    for words in (
+        "pool engines: endpoints by DNS",
+        "engine-3:8000",
+        "by smetric (overload 2",
+        "envoy.yaml is ready for ext_proc; ",
+    ):
         assert words in text
 
 

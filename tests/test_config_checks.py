@@ -21,6 +21,8 @@ SOURCE = {"metadata": {"key": "envoy.lb", "path": [{"key": "x-gateway-destinatio
 HEADER = {"header": "x-gateway-destination-endpoint"}
 ROUTE = "route_config.virtual_hosts[0].routes[0]"
 OVERRIDE_HOST = "load_balancing_policy.policies[0].typed_extension_config.typed_config"
+EXT_PROC = "envoy.filters.http.ext_proc"
+URL = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3"
 UPSTREAM = "typed_extension_protocol_options"
 
 PREFILL = {"role": "prefill", "kv_events": "tcp://{address}:5557", "kv_replay": "tcp://{address}:5558"}
@@ -84,6 +86,16 @@ def metadata(key: str, value: str) -> Trap:
     return apply
 
 
+def per_route(url: str | None, **fields: Any) -> Trap:
+    """Change the filter on the first route, by a message of this type."""
+
+    def apply(yaml: Yaml) -> None:
+        message = ({} if url is None else {"@type": url}) | fields
+        manager(yaml)["route_config"]["virtual_hosts"][0]["routes"][0]["typed_per_filter_config"] = {EXT_PROC: message}
+
+    return apply
+
+
 # trap, severity, where the problem is said to be (the end of its path), what is said, what to write instead
 TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     # metadata under smetric
@@ -119,6 +131,12 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "ranks into replay": (
         at_endpoint("data_parallel_size", 2), E, "load_assignment", "kv_replay of engine-0:8000 rank 0", "far enough",
     ),
+    "unfilled placeholder": (
+        at_endpoint("kv_events", "tcp://{adress}:5557"), E, "kv_events", "did you mean {address}?", "tcp://{address}",
+    ),
+    "another placeholder": (
+        at_endpoint("kv_replay", "tcp://{pod}:5558"), E, "kv_replay", "nobody fills in {pod}", "tcp://{address}",
+    ),
     "misspelt namespace": (
         at_engines("metadata.filter_metadata.smetrics", {}), W, "smetrics", "nobody reads", "smetric",
     ),
@@ -136,6 +154,36 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "option negative": (metadata("x-smetric-overload", "-1"), E, "value", "'-1'", "docs/"),
     "option not finite": (metadata("x-smetric-overload", "inf"), E, "value", "'inf'", "docs/"),
     "ratio as percent": (metadata("x-smetric-hit-ratio", "50"), W, "value", "hardly meant", "from 0 to 1"),
+    "ratio with a percent sign": (
+        metadata("x-smetric-hit-ratio", "80%"), E, "value", "for a command and drops every decision", "write 0.8;",
+    ),
+    "half a command": (metadata("x-smetric-policy", "%REQ(x"), E, "value", "drops every decision", "%REQ(name)%"),
+    "a percent sign that is sent": (metadata("x-smetric-overload", "2%%"), E, "value", "'2%'", "docs/"),
+    "misspelt field of the filter": (
+        at_filter("failure_mode_alow", True), E, "failure_mode_alow", "ExternalProcessor has no", "failure_mode_allow?",
+    ),
+    "misspelt field within the filter": (
+        at_filter("processing_mode.requestBodyMod", "NONE"),
+        E, "processing_mode.requestBodyMod", "ProcessingMode has no field", "did you mean request_body_mode?",
+    ),
+    "misspelt field in a list": (
+        at_engines(f"{OVERRIDE_HOST}.override_host_sources[0].metadat", {}),
+        E, "override_host_sources[0].metadat", "OverrideHostSource has no field", "did you mean metadata?",
+    ),
+    "misspelt field of a route's change": (
+        per_route(f"{URL}.ExtProcPerRoute", overides={}),
+        E, "overides", "ExtProcPerRoute has no field", "did you mean overrides?",
+    ),
+    "abbreviated type": (
+        per_route("...ExtProcPerRoute"), E, "@type\"]", "is no type URL", f"write {URL}.ExtProcPerRoute",
+    ),
+    "type without a URL": (
+        per_route(URL.partition("/")[2] + ".ExtProcPerRoute"), E, "@type\"]", "no type URL", f"{URL}.ExtProcPerRoute",
+    ),
+    "another type on a route": (
+        per_route(f"{URL}.ExternalProcessor"), E, "@type\"]", "Envoy refuses it", f"{URL}.ExtProcPerRoute",
+    ),
+    "no type on a route": (per_route(None), E, "ext_proc\"]", "@type is missing", f"{URL}.ExtProcPerRoute"),
     "policy from the client": (metadata("x-smetric-policy", "%REQ(x-p)%"), W, "value", "a client", "fixed value"),
     "observability": (at_filter("observability_mode", True), E, "observability_mode", "ignores", "remove"),
     "fails closed": (at_filter("failure_mode_allow", DELETE), W, FILTER, "500 or 504", "failure_mode_allow: true"),
@@ -244,6 +292,9 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "buffer limit too small": (
         lambda yaml: change(listener(yaml), "per_connection_buffer_limit_bytes", 32768),
         W, "per_connection_buffer_limit_bytes", "32,768 bytes", "67108864",
+    ),
+    "default idle timeout": (
+        at_manager("stream_idle_timeout", DELETE), W, HCM, "300s (the default)", "stream_idle_timeout: 3600s",
     ),
     "idle timeout": (
         at_manager("stream_idle_timeout", "30s"), W, "stream_idle_timeout", "cut off", "3600s",

@@ -79,6 +79,8 @@ def test_several_pools_are_all_meant(pools: Yaml, tmp_path: Path) -> None:
         (f"{DEFAULTS}.x-smetric-overlord", "2", f'{DEFAULTS}["x-smetric-overlord"]'),
         (f"{DEFAULTS}.x-smetric-max-load", "lots", f'{DEFAULTS}["x-smetric-max-load"]'),
         (f"{DEFAULTS}.x-smetric-cluster", "engine", f'{DEFAULTS}["x-smetric-cluster"]'),
+        (f"{DEFAULTS}.x-smetric-hit-ratio", "80%", f'{DEFAULTS}["x-smetric-hit-ratio"]'),
+        (f"{DEFAULTS}.x-smetric-hit-ratio", "%REQ(x)%", f'{DEFAULTS}["x-smetric-hit-ratio"]'),
         (f"{DEFAULTS}.policy", "smetric", f"{DEFAULTS}.policy"),
         (
             "static_resources.clusters[0].load_assignment.endpoints",

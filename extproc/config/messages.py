@@ -6,8 +6,11 @@ and left out too, so that one mistake does not hide the others; fields that this
 
 from __future__ import annotations
 
+import typing
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Generic, TypeVar
 
 import betterproto2
@@ -67,8 +70,10 @@ __all__ = [
     "Route",
     "RouteAction",
     "RoutingPriority",
+    "Unknown",
     "VirtualHost",
     "read",
+    "unknown_fields",
 ]
 
 M = TypeVar("M", bound=betterproto2.Message)
@@ -102,6 +107,46 @@ def read(kind: type[M], node: Node, problems: list[Problem], *fields: str) -> Lo
         else:
             accepted[key] = child.plain()
     return Located(message, node)
+
+
+@dataclass(frozen=True, slots=True)
+class Unknown:
+    """A key that the message has no field for."""
+
+    key: str
+    node: Node
+    message: str
+    fields: tuple[str, ...]
+
+
+def unknown_fields(kind: type[betterproto2.Message], node: Node) -> Iterator[Unknown]:
+    """Every key in the node, however deep, that this version of Envoy's API does not know; Any messages are skipped."""
+    fields = _fields(kind)
+    for key, child in node.entries():
+        if key == "@type":
+            continue
+        if snake_case(key) not in fields:
+            yield Unknown(key, child, kind.__name__, tuple(fields))
+            continue
+        inner = fields[snake_case(key)]
+        if inner is not None and child.get("@type") is None:
+            for part in (child, *child.items()):
+                yield from unknown_fields(inner, part)
+
+
+@cache
+def _fields(kind: type[betterproto2.Message]) -> dict[str, type[betterproto2.Message] | None]:
+    """The fields as Envoy writes them, with the message in each, unless its keys are no fields (maps, Structs)."""
+    hints = typing.get_type_hints(kind).items()
+    return {name.rstrip("_"): _message_in(hint) for name, hint in hints if not name.startswith("_")}
+
+
+def _message_in(hint: object) -> type[betterproto2.Message] | None:
+    if typing.get_origin(hint) is dict:
+        return None
+    if isinstance(hint, type) and issubclass(hint, betterproto2.Message):
+        return None if ".google.protobuf" in hint.__module__ else hint
+    return next(filter(None, map(_message_in, typing.get_args(hint))), None)
 
 
 # What betterproto2 and pydantic raise at values that do not fit; ValidationError is a ValueError.

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error
-from extproc.config.route import suggest
+from extproc.config.route import meant
 from extproc.config.settings import ADDRESS
 
 CLUSTER_KEYS = ("model_dir", "models", "prompt_block_bytes", "source", "engine")
@@ -17,6 +17,7 @@ ENDPOINT_KEYS = ("kv_events", "kv_replay", "role", "data_parallel_size")
 _HOME = {CLUSTER_KEYS: "the cluster", ENDPOINT_KEYS: "an endpoint (an item of lb_endpoints)"}
 
 _ZMQ = re.compile(r"tcp://(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^\s:/\[\]]+):(?P<port>[0-9]{1,5})")
+_PLACEHOLDER = re.compile(r"\{[^{}]*\}|[{}]")
 _LISTENING = frozenset({"*", "0.0.0.0", "[::]"})  # noqa: S104 - addresses to refuse
 MAX_PORT = 65535
 
@@ -90,7 +91,7 @@ class Fields:
             return words(text)
         except ValueError:
             known = [word.value for word in words]
-            self._error(self._values[key], f"{key} is {text!r}: {suggest(text, known)}", _one_of(known))
+            self._error(self._values[key], _joined(f"{key} is {text!r}", meant(text, known)), _one_of(known))
             return None
 
     def zmq(self, key: str, ranks: int, *, may_listen: bool = False) -> str | None:
@@ -103,6 +104,10 @@ class Fields:
             return None
         node = self._values[key]
         advice = f'write "tcp://{ADDRESS}:5557" ({ADDRESS} is replaced by the IP address) or tcp://HOST:PORT'
+        unfilled = next((found for found in _PLACEHOLDER.findall(text) if found != ADDRESS), None)
+        if unfilled is not None:
+            self._error(node, _joined(f"{key}: nobody fills in {unfilled}", meant(unfilled, [ADDRESS])), advice)
+            return None
         match = _ZMQ.fullmatch(text)
         if match is None:
             self._error(node, f"{key} is {text!r}, not an address that we can connect to", advice)
@@ -120,7 +125,8 @@ class Fields:
             if key in others:
                 self._error(value, f"{key} does not belong here", f"write it in the metadata of {home}")
                 return
-        self._error(value, f"unknown key {key!r}: {suggest(key, keys)}", f"known here are {', '.join(keys)}")
+        text = _joined(f"unknown key {key!r}", meant(key, keys))
+        self._error(value, text, f"known here are {', '.join(keys)}")
 
     def _error(self, node: Node, message: str, advice: str) -> None:
         self._problems.append(error(node.place, message, advice))
@@ -138,6 +144,10 @@ def _kind(value: object) -> str:
         dict: "a mapping",
     }
     return names.get(type(value), "something else")
+
+
+def _joined(text: str, meaning: str) -> str:
+    return f"{text}: {meaning}" if meaning else text
 
 
 def _one_of(words: Iterable[str]) -> str:

@@ -77,7 +77,10 @@ class Report:
         parts = [f"{counts[s]} {s.value}{'s' * (counts[s] != 1)}" for s in Severity if counts[s]]
         if self.settings is None:
             return f"{self.path}: {', '.join(parts)}. The server does not start with errors."
-        return f"{self.path} is ready{f', with {parts[0]}' if parts else ''}."
+        ready = f"{self.path} is ready for ext_proc{f', with {parts[0]}' if parts else ''}"
+        if self.settings.standalone:
+            return f"{ready}."
+        return f"{ready}; for Envoy's own opinion: envoy --mode validate -c {self.path}"
 
 
 _LINE = re.compile(r":(\d+)(?: |$)")

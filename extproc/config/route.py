@@ -121,8 +121,13 @@ def option_value(key: str, text: str) -> float:
 def suggest(word: str, known: Iterable[str]) -> str:
     """What the writer of an unknown word may have meant."""
     names = list(known)
-    close = difflib.get_close_matches(_short(word), names, n=1)
-    return f"did you mean {close[0]}?" if close else f"known are {', '.join(names)}"
+    return meant(word, names) or f"known are {', '.join(names)}"
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """The same, and empty where no known word resembles it: for a message whose advice lists them anyway."""
+    close = difflib.get_close_matches(_short(word), list(known), n=1)
+    return f"did you mean {close[0]}?" if close else ""
 
 
 def _short(text: str) -> str:

@@ -17,6 +17,7 @@ from extproc.config.settings import PoolSettings, RouteSettings
 from extproc.config.topology import SMETRIC, Header, Topology, is_ours
 
 _PLACE = ("node", "metadata", SMETRIC)
+_FIXED = "write a fixed value, a number such as 0.8 or a name"
 
 
 def applies(document: Node) -> bool:
@@ -29,7 +30,11 @@ def applies(document: Node) -> bool:
 def judge(found: Topology, pools: Mapping[str, PoolSettings], problems: list[Problem]) -> None:
     """Add what is wrong with the defaults and with the pools; what a gateway writes cannot be judged."""
     for key, header in _defaults(found).items():
-        if key.startswith(PREFIX):
+        if "%" in header.written:
+            problems.append(
+                error(header.node.place, f"{key} is {header.written!r}: nobody fills in commands here", _FIXED)
+            )
+        elif key.startswith(PREFIX):
             problems.extend(entry(key, header, found))
         else:
             problems.append(error(header.node.place, f"unknown key {key!r}", "write x-smetric-* keys here"))

@@ -6,6 +6,7 @@ Only what concerns us is followed, and the rest may be anything. Filters are fou
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
@@ -42,17 +43,31 @@ _CLUSTER_FIELDS = (
 )
 
 
+# What Envoy's formatter reads as a percent sign or as a command: %NAME%, %NAME(arguments)%, %NAME(arguments):length%.
+_COMMAND = re.compile(r"%%|%[A-Z0-9_]+(?:\(.*?\))?(?::[0-9]+)?%")
+
+
 @dataclass(frozen=True, slots=True)
 class Header:
     """One entry of a gRPC stream's initial metadata, and where it is written."""
 
-    value: str
+    written: str
     node: Node
+
+    @property
+    def value(self) -> str:
+        """What is sent, where no command is in it."""
+        return self.written.replace("%%", "%")
 
     @property
     def dynamic(self) -> bool:
         """Whether Envoy fills the value in for each request (`%REQ(...)%`): it cannot be judged beforehand."""
-        return "%" in self.value
+        return any(found != "%%" for found in _COMMAND.findall(self.written))
+
+    @property
+    def malformed(self) -> bool:
+        """Whether it has a percent sign that Envoy can read neither as itself nor as a command."""
+        return "%" in _COMMAND.sub("", self.written)
 
 
 @dataclass(frozen=True, slots=True)

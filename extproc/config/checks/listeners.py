@@ -34,9 +34,15 @@ def buffer_limit(topology: Topology, pools: Pools) -> Iterator[Problem]:
 def idle_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """A request may wait in a queue, silent, for minutes."""
     for chain in topology.chains:
-        timeout = chain.manager.message.stream_idle_timeout
-        if timeout is not None and timedelta(0) < timeout < IDLE:
-            text = f"stream_idle_timeout is {shown(timeout)}: a request that waits longer for a token is cut off"
+        timeout, default = chain.manager.message.stream_idle_timeout, ""
+        if timeout is None:
+            timeout, default = IDLE, " (the default)"
+            if chain.routes and all(_waits(route) for route in chain.routes):
+                continue
+        if timedelta(0) < timeout <= IDLE:
+            text = (
+                f"stream_idle_timeout is {shown(timeout)}{default}: a request that waits longer for a token is cut off"
+            )
             place = chain.manager.node.near("stream_idle_timeout").place
             yield warning(place, text, "write stream_idle_timeout: 3600s")
 
@@ -64,6 +70,12 @@ def prefiller_spoofed(topology: Topology, pools: Pools) -> Iterator[Problem]:
             text = f"a client that sends {PREFILLER} makes sidecars send prompts where it likes while ext_proc is away"
             advice = f"put a header_mutation before ext_proc, with request_mutations: [{{remove: {PREFILLER}}}]"
             yield warning(chain.filters[chain.position].place, text, advice)
+
+
+def _waits(route: RouteEntry) -> bool:
+    """Whether the route has a limit of its own, which is judged where it is written."""
+    action = route.route.message.route
+    return action is not None and action.idle_timeout is not None
 
 
 def _own_limit(route: RouteEntry) -> int:
