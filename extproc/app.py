@@ -9,7 +9,7 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import ip_address
@@ -33,6 +33,7 @@ from extproc.pools import Pool
 from extproc.prefill import Prefiller
 from extproc.prompt import PlainRenderer, Renderer
 from extproc.recorder import Recorder
+from extproc.redis_link import without_secrets
 from extproc.replicas import RENEW_S, Leases, LoadExchange
 from extproc.router import Routed, Router
 from extproc.routing import CONFORMANCE_SELECTION
@@ -124,12 +125,14 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         certificates = tls.source(options.tls_cert, options.tls_key, self_signed=options.tls_self_signed)
         _bind(server, "--listen", options.listen, certificates)
         _bind(probes, "--health", options.health)
-        await node.start()
+        if not await _before(stop, node.start()):
+            return
         for one in (probes, server):
             await one.start()
         await health.set(ready=True)
         names, secured = ", ".join(node.pools), "TLS" if certificates else "plaintext"
-        _log.info("serving ext_proc on %s (%s), index %s, pools %s", options.listen, secured, options.index, names)
+        index = without_secrets(options.index)
+        _log.info("serving ext_proc on %s (%s), index %s, pools %s", options.listen, secured, index, names)
         if options.conformance:
             _log.warning("--conformance: any client can choose its instance by %s", CONFORMANCE_SELECTION)
 
@@ -140,14 +143,28 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         await probes.stop(0)
 
 
+async def _before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Whether the work was done before `stop`, which ends it: a start may wait long for DNS and for Redis."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
 async def follow(settings: Settings, options: Options) -> None:
     """Follow the engines' events into a shared index, without serving Envoy, until SIGTERM or SIGINT."""
     stop = stop_event(until_stdin_closes=options.until_stdin_closes)
     async with contextlib.AsyncExitStack() as stack:
         node = Node(settings, options, follow=True)
         stack.push_async_callback(node.close)
-        await node.start()
-        await stop.wait()
+        if await _before(stop, node.start()):
+            await stop.wait()
 
 
 async def explain(settings: Settings, index_url: str, about: Mapping[str, str], body: bytes) -> Explanation:
@@ -258,7 +275,10 @@ class Node:
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
         """DNS or EDS says who is in a pool."""
+        left = {instance.name for instance in self.pools[name].instances} - {instance.name for instance in instances}
         self.pools[name].instances = instances
+        for gone in left:
+            metrics.forget_instance(name, gone)
         self.recorder.keep(name, [instance.name for instance in instances])
         if name in self._followers and self._leases is None:
             self._followers[name].follow(instances)

@@ -9,19 +9,22 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from importlib import resources
+from ipaddress import ip_address
 from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit, urlunsplit
 
-from redis.asyncio import Redis, RedisCluster
+from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
 from extproc import metrics
 from extproc.errors import ConfigError, IndexUnavailable
+from extproc.names import look_up
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -55,13 +58,13 @@ def parse(url: str) -> Address:
     """
     parts = urlsplit(url)
     if parts.scheme != "unix" and not parts.path.strip("/").isdigit() and parts.path not in {"", "/"}:
-        raise ConfigError(f"index URL {_without_secrets(url)!r}: {parts.path!r} is not the number of a database")
+        raise ConfigError(f"index URL {without_secrets(url)!r}: {parts.path!r} is not the number of a database")
     query = dict(parse_qsl(parts.query))
     namespace = query.pop("namespace", DEFAULT_NAMESPACE)
     cluster = query.pop("cluster", "false").lower() in {"true", "yes", "1"}
     budget_ms = query.pop("budget_ms", str(DEFAULT_BUDGET_MS))
     if not budget_ms.isdecimal() or not int(budget_ms):
-        raise ConfigError(f"index URL {_without_secrets(url)!r}: budget_ms={budget_ms} is not a number of milliseconds")
+        raise ConfigError(f"index URL {without_secrets(url)!r}: budget_ms={budget_ms} is not a number of milliseconds")
     return Address(urlunsplit(parts._replace(query=urlencode(query))), namespace, cluster, int(budget_ms) / 1000)
 
 
@@ -70,9 +73,14 @@ def connect(address: Address, connections: int) -> Client:
     if not address.cluster:
         return connect_to_one(address, connections)
     try:
-        return RedisCluster.from_url(address.url, **_options(connections))
+        cluster = RedisCluster.from_url(address.url, **_options(connections))
     except (ValueError, TypeError, RedisError) as error:
-        raise ConfigError(f"index URL {_without_secrets(address.url)!r}: {error}") from error
+        raise ConfigError(f"index URL {without_secrets(address.url)!r}: {error}") from error
+    # It takes no class of connections as an option, and makes its nodes, later ones too, from these.
+    named = cluster.connection_kwargs["connection_class"] = _NAMED[cluster.connection_kwargs["connection_class"]]
+    for node in cluster.startup_nodes:
+        node.connection_class = named
+    return cluster
 
 
 def connect_to_one(address: Address, connections: int) -> Redis:
@@ -80,9 +88,10 @@ def connect_to_one(address: Address, connections: int) -> Redis:
     try:
         client: Redis = Redis.from_url(address.url, **_options(connections))
         pool = client.connection_pool
+        pool.connection_class = _NAMED.get(pool.connection_class, pool.connection_class)
         pool.connection_class(**pool.connection_kwargs)  # judges the options without connecting
     except (ValueError, TypeError, RedisError) as error:
-        raise ConfigError(f"index URL {_without_secrets(address.url)!r}: {error}") from error
+        raise ConfigError(f"index URL {without_secrets(address.url)!r}: {error}") from error
     return client
 
 
@@ -96,6 +105,25 @@ def _options(connections: int) -> dict[str, Any]:
         "client_name": "smetric-extproc",
         "protocol": 2,
     }
+
+
+class _Named(Connection):
+    """Connects only to what resolves, and asks by `names.py`; the lookup that follows is then answered at once."""
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            try:
+                ip_address(self.host)
+            except ValueError:
+                await look_up(self.host)
+        await super()._connect()  # type: ignore[no-untyped-call]  # redis-py's abstract method, without annotations
+
+
+class _NamedSSL(_Named, SSLConnection):
+    """The same by TLS."""
+
+
+_NAMED: dict[type, type[Connection]] = {Connection: _Named, SSLConnection: _NamedSSL}
 
 
 class Script:
@@ -143,6 +171,7 @@ class Link:
 
     def __init__(self, client: Client, slots: int) -> None:
         self._client = client
+        self._where = _where(client)
         self._slots = asyncio.Semaphore(slots)
         self._width = slots
         self._looked = asyncio.Event()  # whether `_there` says anything
@@ -169,7 +198,7 @@ class Link:
             metrics.INDEX_ERRORS.labels(name, "refused").inc()
             raise IndexUnavailable(f"Redis refused {name}: {error}") from error
         except (RedisError, OSError) as error:
-            self._failed(loop.time(), str(error))
+            self._failed(loop.time(), _why(error))
             metrics.INDEX_ERRORS.labels(name, "connection").inc()
             raise IndexUnavailable(f"Redis could not be reached for {name}: {error}") from error
         except Exception as error:
@@ -185,6 +214,7 @@ class Link:
             self._probe.cancel()
             with suppress(asyncio.CancelledError):
                 await self._probe
+        _OUTAGES.forget(self, self._where)
 
     async def _connected(self) -> None:
         """Only the first calls wait for a connection; while Redis is known to be away, calls are refused."""
@@ -192,14 +222,14 @@ class Link:
             self._look()
             await self._looked.wait()
         if not self._there:
-            raise IndexUnavailable("Redis is away")
+            raise IndexUnavailable(f"Redis at {self._where} is away")
 
     def _failed(self, now: float, why: str) -> None:
         if self._failing_since is None:
             self._failing_since = now
         if now - self._failing_since >= PATIENCE_S and self._there:
             self._there = False
-            _log.warning("Redis is away (%s); going on without it", why)
+            _OUTAGES.begins(self, self._where, why)
             self._look()
 
     def _look(self) -> None:
@@ -219,14 +249,41 @@ class Link:
             if not errors:
                 break
             if not self._looked.is_set():
-                _log.warning("Redis is away (%s); going on without it", errors[0])
+                _OUTAGES.begins(self, self._where, _why(errors[0]))
                 self._looked.set()
             await asyncio.sleep(PROBE_S)
-        if self._looked.is_set():
-            _log.warning("Redis is back")
+        _OUTAGES.ends(self, self._where)
         self._there = True
         self._failing_since = None
         self._looked.set()
+
+
+class _Outages:
+    """Says once that a Redis is away and once that it is back, however many links of this process find out."""
+
+    def __init__(self) -> None:
+        self._away: dict[str, set[Link]] = {}
+
+    def begins(self, link: Link, where: str, why: str) -> None:
+        if where not in self._away:
+            _log.warning("Redis at %s is away (%s); deciding by load until it is back", where, why)
+        self._away.setdefault(where, set()).add(link)
+
+    def ends(self, link: Link, where: str) -> None:
+        if self.forget(link, where):
+            _log.warning("Redis at %s is back", where)
+
+    def forget(self, link: Link, where: str) -> bool:
+        """Whether it was the last one that found Redis away."""
+        away = self._away.get(where, set())
+        last = away == {link}
+        away.discard(link)
+        if last:
+            del self._away[where]
+        return last
+
+
+_OUTAGES = _Outages()
 
 
 class _Budget:
@@ -258,6 +315,26 @@ class _Budget:
             self._timeout.reschedule(now)
 
 
-def _without_secrets(url: str) -> str:
+def _where(client: Client) -> str:
+    """Host and port, or the path of a socket, for people."""
+    if isinstance(client, RedisCluster):
+        return ", ".join(node.name for node in client.startup_nodes)
+    options = client.connection_pool.connection_kwargs
+    host, port = options.get("host", "localhost"), options.get("port", 6379)
+    return str(options.get("path") or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))
+
+
+def _why(error: BaseException) -> str:
+    """What redis-py wraps, in few words."""
+    cause = error.__cause__ or error.__context__ or error
+    if isinstance(cause, socket.gaierror):
+        return "its name does not resolve"
+    if isinstance(cause, ConnectionRefusedError):
+        return "it refuses connections"
+    return str(error)
+
+
+def without_secrets(url: str) -> str:
+    """The URL for logs: redis-py takes a password before the host, and among the options too."""
     parts = urlsplit(url)
-    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
+    return urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2], query=""))

@@ -7,6 +7,7 @@ import shutil
 import socket
 import ssl
 import subprocess
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,7 @@ from extproc.errors import IndexLost, IndexUnavailable
 from extproc.index import Change
 from extproc.index import redis as redis_index
 from extproc.index.redis import SLOTS, RedisIndex
+from extproc.names import look_up
 from tests.redis_server import RedisServer, redis_server
 
 CHAIN = tuple(range(1000, 1200))
@@ -250,3 +252,46 @@ async def test_tls(own_redis: RedisServer, tmp_path: Path) -> None:
             await index.apply(ADD)
     server.close()
     await asyncio.sleep(0.05)  # lets the forwarders see their connections end
+
+
+async def test_an_outage_is_told_once(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
+    """However many links of a process find Redis away, one warning names host, port and cause, one says it is back."""
+    async with opened(own_redis.url) as index, opened(own_redis.url) as other:
+        own_redis.stop()
+        for one in (index, other):
+            for call in (lambda one=one: one.match("pool", CHAIN), lambda one=one: one.apply(ADD)):
+                with pytest.raises(IndexUnavailable):
+                    await call()
+        await until_away(index)
+        own_redis.start()
+        for one in (index, other):
+            await until_it_works(lambda one=one: one.match("pool", CHAIN))
+            with suppress(IndexLost):
+                await until_it_works(lambda one=one: one.apply(ADD))
+    where = f"Redis at 127.0.0.1:{own_redis.port}"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{where} is away (it refuses connections); deciding by load until it is back",
+        f"{where} is back",
+    ]
+
+
+async def test_lookups_are_shared_and_may_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name has one lookup at a time; who gave up is not told, who waits gets the answer or the error."""
+    asked: list[str] = []
+    answer = threading.Event()
+
+    def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
+        asked.append(host)
+        answer.wait(20)
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
+    waiting = [asyncio.create_task(look_up("redis")) for _ in range(10)]
+    await asyncio.sleep(0)
+    for task in waiting[:9]:
+        task.cancel()
+    await asyncio.wait(waiting[:9])
+    answer.set()
+    with pytest.raises(socket.gaierror):
+        await waiting[9]
+    assert asked == ["redis"]

@@ -1,0 +1,98 @@
+"""`python -m extproc` as the process that an operator meets: what it prints when something is wrong, how it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SERVE = ("serve", "--envoy-yaml", str(ROOT / "envoy" / "envoy.yaml"))
+ANYWHERE = ("--health", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+# Python runs this before anything else: a resolver that takes longer than any test.
+SLOW_RESOLVER = """
+import socket, time
+def getaddrinfo(*_, **__):
+    time.sleep(600)
+socket.getaddrinfo = getaddrinfo
+"""
+
+
+class Process:
+    """One command, its whole output in a file."""
+
+    def __init__(self, directory: Path) -> None:
+        self._log = directory / "log"
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self, *arguments: str, before: str = "", python: str = sys.executable) -> None:
+        (self._directory / "sitecustomize.py").write_text(before)
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [python, "-m", "extproc", *arguments],
+                cwd=ROOT,
+                env=os.environ | {"PYTHONPATH": str(self._directory), "PYTHONUNBUFFERED": "1"},
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def output(self) -> str:
+        return self._log.read_text()
+
+    def read_until(self, word: str, times: int = 1) -> None:
+        deadline = time.monotonic() + 60
+        while self.output.count(word) < times:
+            assert time.monotonic() < deadline, self.output
+            time.sleep(0.02)
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its status; a process that does not end fails the test."""
+        assert self._process
+        self._process.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        assert self._process
+        return self._process.wait(timeout=20)
+
+    def kill(self) -> None:
+        if self._process and self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    process = Process(tmp_path)
+    yield process
+    process.kill()
+
+
+@pytest.mark.parametrize("before", [SLOW_RESOLVER, ""], ids=["silent resolver", "unknown name"])
+def test_redis_by_a_name_that_does_not_resolve(process: Process, before: str) -> None:
+    """Each process says once which Redis is away, without its password; nothing else is logged about it, and SIGTERM
+    ends all of them whatever the resolver does."""
+    process.start(
+        *SERVE, *ANYWHERE, "--listen", "127.0.0.1:0", "--index", "redis://:geheim@redis.invalid:6379/0", before=before
+    )
+    process.read_until("is away", times=2)
+    time.sleep(1.0)  # the links look again and again meanwhile
+    assert process.end() == 0
+    said = process.output
+    away = [line for line in said.splitlines() if "is away" in line]
+    assert len(away) == 2, said  # serve and its follower
+    assert all("Redis at redis.invalid:6379 is away (" in line for line in away)
+    assert all("deciding by load until it is back" in line for line in away)
+    if not before:
+        assert all("does not resolve" in line for line in away)
+    for wrong in ("ERROR", "Traceback", "never retrieved", "geheim"):
+        assert wrong not in said
