@@ -27,6 +27,7 @@ _T = TypeVar("_T")
 SCHEMA = 1
 
 CALL_BUDGET_S = 2.0  # of any call but a match: a round of writes, a report, a question of an operator
+REMEMBER_BUDGET_S = 0.25  # a client waits for its first token meanwhile, and Envoy for a second at most
 SLOTS = 4  # calls at a time for reading, and as many for writing, so that neither waits for the other
 
 # A holder that nobody wrote or reported for so long has left, and a pool likewise; its entries go.
@@ -134,7 +135,7 @@ class RedisIndex:
         async def call(client: Client) -> None:
             await client.execute_command("SET", name, instance, "EX", ttl_s)
 
-        await self._writes.run("remember", CALL_BUDGET_S, call)
+        await self._writes.run("remember", REMEMBER_BUDGET_S, call)
 
     async def recall(self, pool: str, response: str) -> str | None:
         """See `Index`. Within a decision's budget."""
