@@ -191,6 +191,7 @@ class _Line:
         self._live: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
+        self._connected = False
         self.tell_all()
 
     @property
@@ -255,7 +256,8 @@ class _Line:
         heard = False
         while (news := _take(self._monitor)) is not None:
             heard = True
-            if parse_monitor_message(news)["event"] == zmq.EVENT_DISCONNECTED:
+            self._connected = parse_monitor_message(news)["event"] != zmq.EVENT_DISCONNECTED
+            if not self._connected:
                 self._feed.disconnected(now)
                 while _take(self._live) is not None:
                     pass  # of a connection that is gone; the next one begins with a replay of all there is
@@ -363,10 +365,19 @@ class _Line:
         metrics.EVENT_LAG_SECONDS.labels(*self._labels).set(feed.lag)
         state = self.report.state
         if state is not self._shown:
+            lost = state is Knowledge.UNKNOWN and self._shown is not None and not self._connected
             self._shown = state
             for each in Knowledge:
                 metrics.EVENT_STATE.labels(*self._labels, each).set(each is state)
-            _log.info("events of %s, pool %s: %s", self.instance.name, self._setup.pool, state)
+            if lost:
+                _log.warning(
+                    "instance %s, pool %s: the connection to its events is lost; "
+                    "its cache counts as empty until it is back",
+                    self.instance.name,
+                    self._setup.pool,
+                )
+            else:
+                _log.info("events of %s, pool %s: %s", self.instance.name, self._setup.pool, state)
 
     def _complain(self, cause: str, detail: str, times: int = 1) -> None:
         metrics.EVENT_ERRORS.labels(*self._labels, cause).inc(times)

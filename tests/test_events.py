@@ -544,3 +544,20 @@ async def test_closing_leaves_no_task_behind(
         await follower.close()
         assert asyncio.all_tasks() == {asyncio.current_task()}
     assert (await index.sizes(POOL))[NAME] > 10
+
+
+async def test_a_lost_connection_is_told_in_words(follower: Follower, caplog: pytest.LogCaptureFixture) -> None:
+    """Losing an engine's events is a warning that says what it means; that there are none yet at the start is none."""
+    publisher = Publisher()
+    with caplog.at_level(logging.WARNING):
+        follower.follow([instance(publisher)])
+        publisher.publish(*RECORDED[:3])
+        await until(lambda: where(follower) == (Knowledge.EXACT, 2))
+        assert not caplog.records
+        publisher.close()
+        await until(lambda: where(follower)[0] is Knowledge.UNKNOWN)
+        await until(lambda: bool(caplog.records))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"instance {NAME}, pool {POOL}: the connection to its events is lost; "
+        "its cache counts as empty until it is back"
+    ]
