@@ -277,6 +277,7 @@ async def test_an_unknown_pool_makes_no_new_series(served: Served) -> None:
     series = generate_latest(metrics.REGISTRY).decode()
     assert 'smetric_decisions_total{policy="smetric",pool="",reason="no_pool"}' in series
     assert "pool-1" not in series
+    assert "_created" not in series
 
 
 def test_the_series_of_an_instance_go_with_it() -> None:
