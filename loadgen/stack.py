@@ -53,13 +53,14 @@ class Stack:
         sidecars: bool = False,
         extproc_options: Sequence[str] = (),
         workers: int = 1,
+        beside: Stack | None = None,
         port: int | None = None,
         directory: Path | None = None,
     ) -> None:
         """Choose ports and write the configuration; nothing runs before the `with` block.
 
         Args:
-            engines: how many simulated engines.
+            engines: how many simulated engines; not looked at where they are those of `beside`.
             policy: options of the ext_proc filter: {"policy": "smetric", "overload_floor": 0}.
             extproc: False leaves it out, and Envoy balances by its own fallback policy.
             index: MEMORY, REDIS (starts one), or the URL of a Redis that runs already.
@@ -72,6 +73,7 @@ class Stack:
             sidecars: whether a routing sidecar stands in front of each engine that decodes.
             extproc_options: of `python -m extproc serve`.
             workers: of ext_proc, each with a port of its own.
+            beside: a running stack whose engines and Redis this one uses: a second router behind an Envoy of its own.
             port: where Envoy listens; a free one by default.
             directory: for logs and configuration; a temporary one by default, which goes with the stack.
 
@@ -87,16 +89,20 @@ class Stack:
         self._port = port or free_port()
         self._admin_port = free_port()
         self._metrics_port, self._health_port, first = (_spaced(workers + 1) for _ in range(3))
-        self.engines = [
-            Engine(number, self.directory, list(engine_options), events=events) for number in range(engines)
-        ]
-        each = roles or ["both"] * engines
+        self._beside = beside
+        self.engines: list[Engine] = (
+            beside.engines
+            if beside
+            else [Engine(number, self.directory, list(engine_options), events=events) for number in range(engines)]
+        )
+        each = roles or ["both"] * len(self.engines)
         self.sidecars = [
             Sidecar(engine, self.directory) if sidecars and role != "prefill" else None
             for engine, role in zip(self.engines, each, strict=True)
         ]
+        index = beside.index_url if beside else index
         self.redis = self._redis(redis_program) if index == REDIS else None
-        self.index_url = f"redis://{HOST}:{self._redis_port}/0?budget_ms={BUDGET_MS}" if self.redis else index
+        self.index_url: str = f"redis://{HOST}:{self._redis_port}/0?budget_ms={BUDGET_MS}" if self.redis else index
         ports = range(first, first + STRIDE * workers, STRIDE) if extproc else ()
         self.envoy_yaml = self.directory / "envoy.yaml"
         settings = EnvoySettings(
@@ -136,8 +142,12 @@ class Stack:
     @property
     def children(self) -> list[Child]:
         """Everything that runs, in the order of starting."""
-        children = (self.redis, *self.engines, *self.sidecars, self.extproc, self.envoy)
+        children = (self.redis, *self._own_engines, *self.sidecars, self.extproc, self.envoy)
         return [child for child in children if child is not None]
+
+    @property
+    def _own_engines(self) -> Sequence[Engine]:
+        return () if self._beside else self.engines
 
     def __enter__(self) -> Stack:
         """Start everything and wait until a request would be served and followed.
@@ -147,7 +157,7 @@ class Stack:
         """
         try:
             # ext_proc looks for Redis, and Envoy judges the health of all others, when they start.
-            for wave in ([self.redis], [self.extproc, *self.engines, *self.sidecars], [self.envoy]):
+            for wave in ([self.redis], [self.extproc, *self._own_engines, *self.sidecars], [self.envoy]):
                 started = [child for child in wave if child]
                 for child in started:
                     child.start()
@@ -239,7 +249,7 @@ class Stack:
         return len(known) == len(self.engines) and not silent
 
     def _envoy(self) -> Child:
-        arguments = [envoy_program(), "-c", str(self.envoy_yaml), "--use-dynamic-base-id", "--concurrency", "2"]
+        arguments = [envoy_program(), "-c", str(self.envoy_yaml), "--disable-hot-restart", "--concurrency", "2"]
         arguments += ["--log-level", "warning", "--file-flush-interval-msec", "50", "--file-flush-min-size-kb", "1"]
 
         def ready() -> bool:
