@@ -557,7 +557,5 @@ async def test_a_lost_connection_is_told_in_words(follower: Follower, caplog: py
         publisher.close()
         await until(lambda: where(follower)[0] is Knowledge.UNKNOWN)
         await until(lambda: bool(caplog.records))
-    assert [record.getMessage() for record in caplog.records] == [
-        f"instance {NAME}, pool {POOL}: the connection to its events is lost; "
-        "its cache counts as empty until it is back"
-    ]
+    (record,) = caplog.records
+    assert f"instance {NAME}, pool {POOL}: the connection to its events is lost; its cache" in record.getMessage()
