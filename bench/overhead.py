@@ -103,7 +103,7 @@ async def measure(rounds: int, directory: Path) -> None:
         )
         path = directory / f"{name}.yaml"
         path.write_text(render(settings))
-        envoy = [str(Path(sys.executable).with_name("envoy")), "-c", str(path), "--use-dynamic-base-id"]
+        envoy = [str(Path(sys.executable).with_name("envoy")), "-c", str(path), "--disable-hot-restart"]
         commands.append([*envoy, "--concurrency", "1", "--log-level", "error"])
     serve = [sys.executable, "-m", "extproc", "serve", "--log-level", "warning", "--envoy-yaml", str(path)]
     serve += ["--listen", f"127.0.0.1:{grpc}", "--health", f"127.0.0.1:{health}", "--metrics", f"127.0.0.1:{metrics}"]

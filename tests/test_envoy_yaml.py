@@ -141,7 +141,7 @@ class Stand:
         path.write_text(render(settings).replace("message_timeout: 1s", f"message_timeout: {PATIENCE_S:g}s"), "utf-8")
         self.url = f"http://127.0.0.1:{settings.port}/v1/chat/completions"
         admin = f"http://127.0.0.1:{settings.admin_port}"
-        arguments = [ENVOY, "-c", str(path), "--use-dynamic-base-id", "--concurrency", "1", "-l", "error"]
+        arguments = [ENVOY, "-c", str(path), "--disable-hot-restart", "--concurrency", "1", "-l", "error"]
         envoy = Child("envoy", arguments, self._directory / "envoy.log", lambda: True)
         async with contextlib.AsyncExitStack() as stack:
             for engine in self.engines:

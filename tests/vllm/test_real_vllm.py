@@ -114,7 +114,7 @@ class Real:
             envoy_program(),
             "-c",
             str(self.directory / "envoy.yaml"),
-            "--use-dynamic-base-id",
+            "--disable-hot-restart",
             "--log-level",
             "error",
         ]
