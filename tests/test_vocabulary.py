@@ -347,6 +347,22 @@ def test_young_characters_are_normalised_by_the_library(form: str) -> None:
         assert unicode_forms.FORMS[form]("é" + text) == library.normalize_str("é" + text)
 
 
+@pytest.mark.parametrize("form", unicode_forms.FORMS)
+def test_long_runs_of_marks_are_left_to_the_library(form: Any) -> None:
+    """Whatever the mark, Python never has more than a few in a row to sort; ordinary accents never leave Python."""
+    left: list[str] = []
+    normal = unicode_forms.Form(form, lambda text: left.append(text) or text)
+    letters = map(chr, range(0x80, 0x1E944))
+    marks = [c for c in letters if all(map(unicodedata.combining, unicodedata.normalize("NFKD", c)))]
+    assert len(marks) > 800
+    for mark in marks:
+        assert normal(text := "a" + mark * 50 + "b") == text
+    assert len(left) == len(marks)
+    for text in ("e\u0301" * 1000, "e\u0301 plain words " * 1000, ("ж" + "\u0301\u0316" * 15) * 1000):
+        assert normal(text) == unicodedata.normalize(form, text)
+    assert len(left) == len(marks)
+
+
 @UNHURRIED
 @given(st.text(alphabet=st.characters(exclude_categories=["Cs"])), st.sampled_from(list(unicode_forms.FORMS)))
 def test_forms_agree_with_the_library_on_any_text(text: str, form: str) -> None:
