@@ -14,6 +14,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
@@ -25,12 +26,16 @@ TAIL = 30  # lines of a log that an error shows
 GRACE = 5.0  # seconds between SIGTERM and SIGKILL
 
 
+_given: deque[int] = deque(maxlen=1_000)
+
+
 class ProcessFailed(Exception):
     """A child did not start, or ended on its own. The message holds the end of its log."""
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on. Random, so that two callers hardly ever get the same one."""
+    """A TCP port that nobody listens on. Random, so that two processes hardly ever get the same one; and none that this
+    process was given lately, whose server may not have started yet: a stack asks for dozens."""
     chance = random.SystemRandom()
     for _ in range(200):
         port = chance.choice(PORTS)
@@ -39,7 +44,9 @@ def free_port(host: str = "127.0.0.1") -> int:
                 probe.bind((host, port))
             except OSError:
                 continue
-        return port
+        if port not in _given:
+            _given.append(port)
+            return port
     raise ProcessFailed(f"no free port from {PORTS.start} to {PORTS.stop - 1} on {host}")
 
 
