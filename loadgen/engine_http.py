@@ -51,7 +51,7 @@ class Server:
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/models", self.models)
         self._transfers.add_to(app)
-        OtherApis(self._api, self._engine).add_to(app)
+        OtherApis(self._api, self._engine, self._transfers).add_to(app)
         return app
 
     async def chat_completions(self, request: web.Request) -> web.StreamResponse:

@@ -23,6 +23,7 @@ from loadgen.chat import Json
 from loadgen.completion import ChatApi, Completion, parse
 from loadgen.engine import Engine
 from loadgen.errors import Refused, invalid
+from loadgen.transfer import Transfers
 
 Body = Mapping[str, Json]
 MAX_STORED = 10_000  # responses
@@ -43,9 +44,10 @@ class _Api:
 class OtherApis:
     """Their handlers; `add_to` an application."""
 
-    def __init__(self, api: ChatApi, engine: Engine) -> None:
+    def __init__(self, api: ChatApi, engine: Engine, transfers: Transfers) -> None:
         self._api = api
         self._engine = engine
+        self._transfers = transfers
         self._stored: dict[str, list[Json]] = {}  # response id -> the messages up to its end
 
     def add_to(self, app: web.Application) -> None:
@@ -69,11 +71,15 @@ class OtherApis:
             self._stored[identity] = [m for m in chat["messages"] if m["role"] != "system"] + [reply]
             if len(self._stored) > MAX_STORED:
                 del self._stored[next(iter(self._stored))]
-        async with contextlib.aclosing(self._engine.generate(completion.request)) as progress:
+        async with (
+            self._transfers.during(body, completion),
+            contextlib.aclosing(self._engine.generate(completion.request)) as progress,
+        ):
             if not completion.stream:
                 async for _ in progress:
                     pass
-                return _json(api.answer(completion))
+                params = self._transfers.params(request, completion)
+                return _json(api.answer(completion) | ({"kv_transfer_params": params} if params else {}))
             response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
             await response.prepare(request)
             await response.write(_events(api.first(completion)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -143,6 +144,23 @@ async def test_a_body_without_a_length_is_spliced_too(stack: Stack) -> None:
 
     before = pulls(stack)
     assert (await post(stack, pieces())).status == 200
+    assert pulls(stack) == before + 1
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": WORD * 40, "max_tokens": 4}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": WORD * 40}], "max_tokens": 4}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": WORD}], "user": "x" * 2_000_000}),
+    ],
+)
+async def test_other_apis_and_large_bodies_are_halved_too(stack: Stack, path: str, body: dict[str, Any]) -> None:
+    """Each API in which vLLM takes kv_transfer_params, and a body of megabytes."""
+    before = pulls(stack)
+    answer = await post(stack, json.dumps(body).encode(), path=path)
+    assert answer.status == 200
+    assert (await decision(stack, answer))["prefill_instance"] == stack.engines[0].address
     assert pulls(stack) == before + 1
 
 
