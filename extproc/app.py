@@ -317,7 +317,7 @@ class Node:
             sizes, reports = None, {}
         names = [instance.name for instance in pool.instances]
         now = time.monotonic()
-        left_alone = pool.left_alone(now)
+        left_alone = pool.suspects.left_alone(now)
         states: dict[str, Any] = {}
         for instance, in_flight, unprefilled in zip(pool.instances, *self.loads.view(pool.name, names), strict=True):
             blocks = None if sizes is None else sizes.get(instance.name, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from extproc import blocks
@@ -11,10 +11,7 @@ from extproc.agreement import Agreement
 from extproc.model import Instance, Role, Source
 from extproc.prompt import PromptRenderer
 from extproc.routed import Speculation
-
-# How long an instance that Envoy could not reach is left alone before one more request tries it. Long enough that a
-# dead instance, idle and so the least loaded, costs few requests a retry; short enough that a restart is soon used.
-SUSPECT_S = 5.0
+from extproc.suspects import Suspects
 
 
 @dataclass(slots=True)
@@ -31,7 +28,10 @@ class Pool:
     decode_cursor: int = 0  # the same, over the instances that decode for others
     speculation: Speculation = field(default_factory=Speculation)
     agreement: Agreement = field(default_factory=Agreement)
-    _suspects: dict[str, float] = field(default_factory=dict)  # address -> when to trust it again
+    suspects: Suspects = field(default_factory=Suspects)
+    unhealthy: Set[str] | None = (
+        None  # addresses that fail the cluster's health checks; None where it has none to follow
+    )
 
     @property
     def disaggregated(self) -> bool:
@@ -39,25 +39,30 @@ class Pool:
         return any(instance.role is not Role.BOTH for instance in self.instances)
 
     def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
-        """Whom to choose from, within a subset if there is one: all but the unreachable, or all where none is left."""
-        members = self.instances if subset is None else subset.of(self.instances)
-        if not self._suspects:
-            return members
-        self._suspects = {address: until for address, until in self._suspects.items() if until > now}
-        return [i for i in members if i.address not in self._suspects] or members
+        """Whom to choose from, within a subset if there is one: the healthy, and of these all but the suspects.
 
-    def reached(self, chosen: Instance, served: str, now: float) -> bool:
-        """Learn which host answered. False where it was not the chosen one, which is then left alone for a while."""
-        self._suspects.pop(served, None)
+        Where a step would leave nobody it is not taken, as in Envoy's panic routing.
+        """
+        members = self.instances if subset is None else subset.of(self.instances)
+        if self.unhealthy:
+            members = [i for i in members if i.address not in self.unhealthy] or members
+        if self.suspects:
+            left_alone = self.suspects.left_alone(now)
+            members = [i for i in members if i.address not in left_alone] or members
+        return members
+
+    def reached(self, chosen: Instance, served: str, now: float, *, erred: bool = False) -> bool:
+        """Learn which host answered, and whether by an error of its own.
+
+        False where it was not the chosen one, which is then left alone for a while.
+        """
+        if erred or served != chosen.address:
+            self.suspects.forget_all_but({instance.address for instance in self.instances})
+        if erred:
+            self.suspects.erred(served, now)
+        else:
+            self.suspects.cleared(served)
         if served == chosen.address:
             return True
-        self.suspect(chosen, now)
+        self.suspects.unreachable(chosen.address, now)
         return False
-
-    def left_alone(self, now: float) -> Mapping[str, float]:
-        """Addresses of the instances that are not chosen because Envoy could not reach them, with the seconds left."""
-        return {address: until - now for address, until in self._suspects.items() if until > now}
-
-    def suspect(self, instance: Instance, now: float) -> None:
-        """Leave an instance alone for a while."""
-        self._suspects[instance.address] = now + SUSPECT_S

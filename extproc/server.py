@@ -40,6 +40,7 @@ from extproc.prefill import Outcome, Prefiller, PrefillFailed
 from extproc.query import Ask, explicit_turn
 from extproc.responses import IdReader
 from extproc.router import Routed, Router
+from extproc.suspects import ERRORS
 
 _log = logging.getLogger(__name__)
 
@@ -173,6 +174,7 @@ class Processor:
         if pool is None or routed is None:
             raise ProtocolViolation("a prefill before the decision")
         while (instance := routed.choice.prefill) is not None:
+            pool.suspects.tried(instance.address, time.monotonic())
             try:
                 with metrics.PREFILL_SECONDS.labels(pool.name).time():
                     params = await self._prefiller.send(instance, wanted.headers, wanted.body, route.prefill_timeout_s)
@@ -181,7 +183,9 @@ class Processor:
                 _log.info("instance %s of pool %s did not prefill: %s", instance.name, pool.name, failure)
                 now, hopeless = time.monotonic(), failure.outcome is Outcome.REJECTED
                 if not failure.answered:
-                    pool.suspect(instance, now)
+                    pool.suspects.unreachable(instance.address, now)
+                elif failure.outcome is Outcome.REFUSED:
+                    pool.suspects.erred(instance.address, now)
                 try:
                     routed = self._router.again(pool, route, stream.ask, routed, hopeless=hopeless, now=now)
                 except NoInstance as error:
@@ -189,6 +193,7 @@ class Processor:
                 stream.routed = routed
             else:
                 metrics.PREFILLS.labels(pool.name, Outcome.OK.value).inc()
+                pool.suspects.cleared(instance.address)
                 routed.ticket.prefilled()
                 return self._send(pool, stream, routed, disaggregation.decode_body(wanted.body, params))
         return self._send(pool, stream, routed)
@@ -196,6 +201,7 @@ class Processor:
     def _send(self, pool: Pool, stream: _Stream, routed: Routed, body: bytes | None = None) -> list[Output]:
         self._on_routed(pool, routed)
         choice, elapsed = routed.choice, stream.decision_s
+        pool.suspects.tried(choice.instance.address, time.monotonic())
         metrics.DECISIONS.labels(pool.name, choice.policy, choice.reason.value).inc()
         metrics.DECISION_SECONDS.labels(pool.name).observe(elapsed)
         metrics.PROMPT_BYTES.labels(pool.name).inc(choice.prompt)
@@ -221,14 +227,18 @@ class Processor:
         return Subset([selection]) if selection else wanted.subset
 
     def _prefilled(self, stream: _Stream, answered: Prefilled) -> None:
-        """The engine has answered: its prefill is over, and Envoy may have reached another host than the chosen one."""
+        """The engine has answered: its prefill is over, and Envoy may have reached another host than the chosen one.
+
+        Where Envoy names no host, because it reached none or is not asked to, the answer counts as the chosen one's.
+        """
         if stream.pool is None or stream.routed is None:
             return
         ticket, chosen = stream.routed.ticket, stream.routed.choice.instance
         ticket.prefilled()
-        if answered.served is not None and not stream.pool.reached(chosen, answered.served, time.monotonic()):
+        served = answered.served or chosen.address
+        if not stream.pool.reached(chosen, served, time.monotonic(), erred=answered.status in ERRORS):
             metrics.SERVED_ELSEWHERE.labels(stream.pool.name).inc()
-            stream.keeper = replace(chosen, address=answered.served).name
+            stream.keeper = replace(chosen, address=served).name
             ticket.move(stream.keeper)
 
     async def _seen(self, stream: _Stream, seen: Seen) -> None:

@@ -17,10 +17,11 @@ from extproc.index import Change
 from extproc.index.memory import MemoryIndex
 from extproc.loads import Loads
 from extproc.model import Instance, Prompt, Reason, Request
-from extproc.pools import SUSPECT_S, Pool
+from extproc.pools import Pool
 from extproc.prompt import PlainRenderer
 from extproc.query import Ask, Query
 from extproc.router import Routed, Router
+from extproc.suspects import SUSPECT_S
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 200}
@@ -188,7 +189,7 @@ async def test_a_dead_instance_is_left_alone_for_a_while() -> None:
     setup = Setup(2)
     chosen = (await setup.pick(FIRST)).choice.instance
     assert not setup.pool.reached(chosen, "10.0.0.1:8000", now=0.0)
-    assert setup.pool.left_alone(SUSPECT_S / 2) == {chosen.address: SUSPECT_S / 2}
+    assert setup.pool.suspects.left_alone(SUSPECT_S / 2) == {chosen.address: SUSPECT_S / 2}
     picked = [(await setup.pick(FIRST, now=SUSPECT_S / 2)).choice.instance.address for _ in range(3)]
     assert picked == ["10.0.0.1:8000"] * 3
     assert (await setup.pick(FIRST, now=SUSPECT_S)).choice.instance == chosen

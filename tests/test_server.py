@@ -92,8 +92,8 @@ def body(data: bytes) -> ProcessingRequest:
     return request
 
 
-def answered(served_by: str | None = None) -> ProcessingRequest:
-    fields: dict[str, Any] = {"response_headers": {"headers": {"headers": [{"key": ":status", "value": "200"}]}}}
+def answered(served_by: str | None = None, status: int = 200) -> ProcessingRequest:
+    fields: dict[str, Any] = {"response_headers": {"headers": {"headers": [{"key": ":status", "value": f"{status}"}]}}}
     if served_by:
         fields["attributes"] = {"envoy.filters.http.ext_proc": {"upstream.address": served_by}}
     return message(**fields)
@@ -143,6 +143,31 @@ async def test_an_instance_that_envoy_could_not_reach(served: Served) -> None:
     await ask(served.stream(), headers(), body(BODY))
     assert served.routed == ["10.0.0.0:8000", "10.0.0.1:8000"]
     stream.cancel()
+
+
+@pytest.mark.parametrize("names_host", [True, False])
+@pytest.mark.parametrize(
+    ("statuses", "left_alone"),
+    [
+        ([503, 503], True),
+        ([500, 504], True),
+        ([503], False),
+        ([503, 200, 503], False),
+        ([501, 501], False),
+        ([400, 400], False),
+    ],
+)
+async def test_an_instance_that_answers_with_errors(
+    served: Served, statuses: Sequence[int], *, left_alone: bool, names_host: bool
+) -> None:
+    """Two errors of a server in a row and the instance is left alone, whether or not Envoy says who answered."""
+    first, second = served.pool.instances
+    served.pool.instances = [first]
+    for status in statuses:
+        await ask(served.stream(), headers(), body(BODY), answered(first.address if names_host else None, status))
+    served.pool.instances = [first, second]
+    candidates = served.pool.candidates(asyncio.get_running_loop().time())
+    assert candidates == ([second] if left_alone else [first, second])
 
 
 async def test_an_unknown_pool_is_left_to_envoy(served: Served) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from extproc import exchange, server
 from extproc.model import Reason
-from extproc.pools import SUSPECT_S
 from extproc.routing import DESTINATION
+from extproc.suspects import SUSPECT_S
 from tests.epp.conftest import ADDRESSES, Picker, StartPicker
 from tests.epp.gateway import BLIND, DUPLEX, MAX_CHUNK, NULL, chat
 
