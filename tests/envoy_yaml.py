@@ -16,6 +16,7 @@ from extproc.config import Problem, Report
 
 ROOT: Final = Path(__file__).parent.parent
 SHIPPED: Final = sorted((ROOT / "envoy").glob("*.yaml"))
+MODEL: Final = ROOT / "loadgen" / "model"
 DELETE: Final = object()
 
 Yaml = dict[str, Any]
@@ -27,12 +28,12 @@ def _read(path: Path) -> str:
 
 
 def clean(path: Path = ROOT / "envoy" / "envoy.yaml") -> Yaml:
-    """A copy of a shipped configuration in which nothing is shared between places; its model_dir is absolute."""
+    """A copy of a shipped configuration, nothing in it shared between places; the model is the repository's."""
     tree: Yaml = json.loads(_read(path))
     for entry in tree["static_resources"]["clusters"]:
         smetric = entry.get("metadata", {}).get("filter_metadata", {}).get("smetric", {})
         if "model_dir" in smetric:
-            smetric["model_dir"] = str((path.parent / smetric["model_dir"]).resolve())
+            smetric["model_dir"] = str(MODEL)
     return tree
 
 

@@ -32,7 +32,7 @@ from extproc.policies import registry
 from extproc.routing import DESTINATION, RANK, SERVED
 from loadgen.envoy_config import EnvoySettings, render
 from loadgen.processes import Child, free_port
-from tests.envoy_yaml import ROOT, SHIPPED
+from tests.envoy_yaml import MODEL, ROOT, SHIPPED, clean, inspect
 
 ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin") or ""
 PATIENCE_S = 20.0
@@ -49,9 +49,9 @@ def test_envoy_accepts_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
-def test_we_have_nothing_to_complain_of(path: Path) -> None:
-    """No error and no warning: an operator who starts from it starts clean."""
-    report = config.inspect(path)
+def test_we_have_nothing_to_complain_of(path: Path, tmp_path: Path) -> None:
+    """No error and no warning, once the model is there: an operator who starts from it starts clean."""
+    report = inspect(clean(path), tmp_path)
     assert report.problems == (), report.render()
 
 
@@ -86,8 +86,10 @@ class Processor:
         self.port = free_port()
         self.destinations: list[str] | None = None
         self.served: list[str] = []
+        self.asked: list[dict[str, str]] = []  # the initial metadata of each stream
 
     async def process(self, requests: AsyncIterator[ProcessingRequest], context: Any) -> AsyncIterator[Any]:
+        self.asked.append(dict(context.invocation_metadata()))
         async for request in requests:
             kind = request.WhichOneof("request")
             answer = ProcessingResponse()
@@ -117,7 +119,8 @@ class Processor:
 class Stand:
     """Envoy with the shipped configuration, three engines and a processor."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, changed: tuple[str, str] = ("", "")) -> None:
+        self._changed = changed
         self.engines = [Engine() for _ in range(3)]
         self.processor = Processor()
         self.log = directory / "access.log"
@@ -138,7 +141,9 @@ class Stand:
         )
         path = self._directory / "envoy.yaml"
         # On a busy machine a decision may take longer than 1 s, and Envoy would then go on without it.
-        path.write_text(render(settings).replace("message_timeout: 1s", f"message_timeout: {PATIENCE_S:g}s"), "utf-8")
+        text = render(settings).replace("message_timeout: 1s", f"message_timeout: {PATIENCE_S:g}s")
+        assert self._changed[0] in text
+        path.write_text(text.replace(*self._changed), "utf-8")
         self.url = f"http://127.0.0.1:{settings.port}/v1/chat/completions"
         admin = f"http://127.0.0.1:{settings.admin_port}"
         arguments = [ENVOY, "-c", str(path), "--disable-hot-restart", "--concurrency", "1", "-l", "error"]
@@ -264,13 +269,61 @@ async def test_the_access_log_shows_the_decision(tmp_path: Path) -> None:
     assert entry["path"] == "/v1/chat/completions"
 
 
-def test_the_page_shows_the_file() -> None:
-    """Every YAML snippet of docs/drop-into-your-envoy.md stands, line by line, in envoy/drop-in.yaml."""
+@pytest.mark.parametrize(("written", "arrives"), [("80%", None), ("80%%", "80%"), ("%REQ(x-share)%", "0.8")])
+async def test_a_percent_sign_that_is_no_command_keeps_envoy_from_asking(
+    written: str, arrives: str | None, tmp_path: Path
+) -> None:
+    """What `check` says of `%` in initial_metadata: doubled it is sent, a command is filled in, else we hear nothing."""
+    old, new = (f"key: x-smetric-hit-ratio\n                  value: '{value}'" for value in ("0.5", written))
+    async with Stand(tmp_path, (old, new)).run() as stand:
+        stand.processor.destinations = [stand.engines[0].address]
+        assert (await stand.post(x_share="0.8"))[0] == 200
+        asked = [metadata["x-smetric-hit-ratio"] for metadata in stand.processor.asked]
+    assert asked == ([] if arrives is None else [arrives])
+
+
+DROP_IN = (ROOT / "envoy" / "drop-in.yaml").read_text("utf-8")
+# Snippets of the page that not every drop-in needs -> the line of the file after which they go.
+ELSEWHERE = {
+    "typed_per_filter_config": "retry_policy: ",
+    "# the second of several workers": "address: extproc, port_value: 9002",
+}
+
+
+def snippets() -> list[str]:
+    """The YAML on the page."""
     page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
-    snippets = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
-    assert len(snippets) >= 7
-    for snippet in snippets:
-        assert snippet in (ROOT / "envoy" / "drop-in.yaml").read_text("utf-8")
+    return re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+
+
+def test_the_page_shows_the_file() -> None:
+    """Every YAML snippet of docs/drop-into-your-envoy.md stands, line by line, in envoy/drop-in.yaml, save two."""
+    missing = [snippet for snippet in snippets() if snippet not in DROP_IN]
+    assert len(snippets()) >= 11
+    assert len(missing) == len(ELSEWHERE)
+    assert all(any(word in snippet for word in ELSEWHERE) for snippet in missing)
+
+
+@pytest.mark.parametrize("word", ELSEWHERE)
+def test_the_other_snippets_fit_into_the_file(word: str, tmp_path: Path) -> None:
+    """Pasted where the page says, they are accepted by Envoy and by us, and do what they say."""
+    (snippet,) = (snippet for snippet in snippets() if word in snippet)
+    (line,) = (line for line in DROP_IN.splitlines(keepends=True) if ELSEWHERE[word] in line)
+    path = tmp_path / "envoy.yaml"
+    path.write_text(DROP_IN.replace(line, line + snippet).replace("/models/llama", str(MODEL)), "utf-8")
+    done = subprocess.run([ENVOY, "-c", path, "--mode", "validate"], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = config.inspect(path)
+    assert report.problems == (), report.render()
+    if word == "typed_per_filter_config":
+        assert [settings.options["hit_ratio"] for _, settings in report.routes] == [0.8]
+
+
+def test_the_page_names_the_model_as_the_file_does() -> None:
+    """One path for the model, which the command for Docker mounts where the YAML says."""
+    page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
+    assert "-v /models/llama:/models/llama:ro" in page
+    assert "loadgen/model" not in page + DROP_IN
 
 
 def test_the_page_lists_every_key() -> None:

@@ -88,7 +88,7 @@ def retry_limit(topology: Topology, pools: Pools) -> Iterator[Problem]:
                 count = limits.max_retries or DEFAULT_RETRIES
                 place = cluster.node.near("circuit_breakers", "thresholds", index, "max_retries").place
                 text = f"{cluster.message.name}: at most {count:,} retries at a time: where an instance dies with more "
-                text += "requests in flight, the others are lost (44 of 50, measured with the default of 3)"
+                text += "requests in flight, the others are lost"
                 yield warning(place, text, _ADVICE % "max_retries: 100000")
 
 
