@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import logging
 import secrets
 import signal
+import socket
 import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -358,9 +360,20 @@ def pool_of(settings: PoolSettings) -> Pool:
 
 def _bind(server: grpc.aio.Server, flag: str, address: Address, certificates: tls.Source | None = None) -> None:
     try:
+        _probe(address)
         if certificates is None:
             server.add_insecure_port(str(address))
         else:
             server.add_secure_port(str(address), credentials(certificates))
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         raise ConfigError(f"{flag}: cannot listen on {address}; is another process there?") from error
+
+
+def _probe(address: Address) -> None:
+    """Raises OSError where the port is taken. gRPC finds out too, and prints a line of its own source about it."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server((address.host, address.port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
