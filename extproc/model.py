@@ -132,6 +132,7 @@ class Request:
     prefills: bool = True  # False: the engine only counts the tokens, and caches nothing
     stored: bool = False  # the engine may keep its response, for others to refer to
     previous_response: str | None = None  # the stored response that this one continues
+    size: int = 0  # bytes of its body
 
 
 @dataclass(frozen=True, slots=True)

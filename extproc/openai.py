@@ -38,7 +38,7 @@ def parse(path: str, body: bytes) -> Request:
         document = msgspec.json.decode(body)
         if not isinstance(document, dict):
             raise UnreadableBody("the body is not a JSON object")
-        return read(document)
+        return replace(read(document), size=len(body))
     except msgspec.DecodeError as error:
         raise UnreadableBody(f"the body is not JSON: {error}") from error
     except RecursionError as error:

@@ -14,7 +14,7 @@ Note = Callable[[str], None]
 
 
 class Progress:
-    """Follows one rendering. Append each fragment to `fragments` as it comes."""
+    """Follows one rendering, which puts each fragment into `fragments` as it is made."""
 
     def __init__(self, messages: Sequence[Mapping[str, Any]], reply: int) -> None:
         """`reply` is the index of the last assistant message; a message must follow it."""

@@ -34,6 +34,12 @@ _log = logging.getLogger(__name__)
 _END = b"\x1e"  # of each piece of a plain rendering: few texts can be taken for a message
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
+# No honest prompt is longer than this many characters for each byte of its body, and this many besides: the words of a
+# template around tiny messages and a tool's schema, indented, make it up to five times as long. A tool that is nested
+# hundreds deep would make it two thousand times as long.
+_GROWTH = 8
+_SLACK = 1 << 20
+
 
 class PromptRenderer(Protocol):
     """What the router asks of a renderer."""
@@ -149,19 +155,18 @@ class Renderer:
             "tools": request.tools,
             "add_generation_prompt": request.add_generation_prompt,
         }
-        reply = max((i for i, message in enumerate(messages) if message["role"] == "assistant"), default=-1)
+        limit = _GROWTH * request.size + _SLACK
+        reply = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "assistant"), -1)
         if reply in (-1, len(messages) - 1):
-            text = "".join(chosen.run({**variables, "messages": messages}))
+            text = chosen.run({**variables, "messages": messages}, limit)
             history = len(text)
         else:
             progress = Progress(messages, reply)
-            for fragment in chosen.run({**variables, "messages": progress.messages}):
-                progress.fragments.append(fragment)
-            text = "".join(progress.fragments)
+            text = chosen.run({**variables, "messages": progress.messages}, limit, progress.fragments)
             found = progress.history()
             if found is None:
-                other = chosen.run({**variables, "messages": forms.marked_after(messages, reply)})
-                found = _agreement(text, "".join(other))
+                other = chosen.run({**variables, "messages": forms.marked_after(messages, reply)}, limit)
+                found = _agreement(text, other)
             history = found
         if request.continue_final_message:
             text = forms.closed(text)

@@ -8,19 +8,19 @@ the operator's; it runs in the sandbox that transformers runs it in.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jinja2 import nodes
+from jinja2 import nodes, pass_context
 from jinja2.exceptions import TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
-from jinja2.runtime import LoopContext, Macro
+from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, RenderError
 from extproc.tokenizer_files import read_json
 
 Clock = Callable[[], datetime]
@@ -28,6 +28,8 @@ Clock = Callable[[], datetime]
 _ATTRIBUTES_OF_DICT = frozenset(dir(dict))
 _ATTRIBUTES_OF_LOOP = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
+_ALLOWANCE = "the allowance"  # a variable that no template can name
+_TOO_LONG = "the template makes far more text of the request than it holds"
 
 
 def sources(directory: Path, config: Mapping[str, Any]) -> Mapping[str, str]:
@@ -76,9 +78,36 @@ class ChatTemplate:
         self.names_developer = '"developer"' in source or "'developer'" in source
         self.source = source
 
-    def run(self, variables: Mapping[str, Any]) -> Iterator[str]:
-        """The text in fragments, each computed when it is asked for. Raises whatever the template raises."""
-        return self._template.root_render_func(self._template.new_context(dict(variables)))
+    def run(self, variables: Mapping[str, Any], limit: int, fragments: list[str] | None = None) -> str:
+        """The text that the template makes of the variables. Each piece of it is put into `fragments` as it is made.
+
+        Raises RenderError where it would be longer than `limit` characters, or where the template dumps more than
+        that as JSON, and whatever the template raises.
+        """
+        fragments = [] if fragments is None else fragments
+        append = fragments.append
+        given = {**variables, _ALLOWANCE: _Allowance(limit)}
+        left = limit
+        for fragment in self._template.root_render_func(self._template.new_context(given)):
+            append(fragment)
+            left -= len(fragment)
+            if left < 0:
+                raise RenderError(_TOO_LONG)
+        return "".join(fragments)
+
+
+class _Allowance:
+    """How many characters may still be dumped as JSON: with indentation, far more than a request holds."""
+
+    def __init__(self, limit: int) -> None:
+        self._left = limit
+
+    def spend(self, text: str) -> str:
+        """The text itself. Raises RenderError where it is longer than what is left."""
+        self._left -= len(text)
+        if self._left < 0:
+            raise RenderError(_TOO_LONG)
+        return text
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -113,16 +142,22 @@ class _Generation(Extension):
         return caller()
 
 
+@pass_context
 def _tojson(
+    context: Context,
     value: Any,
     ensure_ascii: bool = False,
     indent: int | None = None,
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    allowance: _Allowance = context.parent[_ALLOWANCE]
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return _ENCODER.encode(value)  # what dumps would do, without building an encoder for every tool call
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+        return allowance.spend(_ENCODER.encode(value))  # without building an encoder for every tool call
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if indent is None:
+        return allowance.spend(encoder.encode(value))
+    return "".join(map(allowance.spend, encoder.iterencode(value)))
 
 
 def _raise_exception(message: str) -> None:

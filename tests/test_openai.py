@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,12 @@ def test_an_agents_request_is_read_whole() -> None:
 
 def test_what_is_left_out_has_the_engines_defaults() -> None:
     """A request of nothing but messages is a first turn that asks for a generation prompt."""
-    assert read() == Request(model=None, turn=0, messages=[{"role": "user", "content": "go"}])
-    assert read(model="", tools=[], cache_salt=None, stream=None, chat_template_kwargs=None) == read()
+    body = b'{"messages": [{"role": "user", "content": "go"}]}'
+    assert openai.parse(CHAT, body) == Request(
+        None, turn=0, messages=[{"role": "user", "content": "go"}], size=len(body)
+    )
+    defaults = read(model="", tools=[], cache_salt=None, stream=None, chat_template_kwargs=None)
+    assert replace(defaults, size=0) == replace(read(), size=0)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/v1/chat/completions/", "/v1/embeddings", "/", "", "?" + CHAT])

@@ -361,6 +361,22 @@ def test_a_template_that_fails_is_a_render_error(tmp_path: Path, template: str) 
         render(one, user("Q"))
 
 
+def test_a_prompt_far_longer_than_its_request_is_a_render_error(styles: dict[str, Renderer]) -> None:
+    """Indentation makes hundreds of megabytes of a tool that is nested deeply; an indented schema is no such tool."""
+    schema: Any = {"type": "object", "properties": {f"p{i}": {"enum": ["a", "b"]} for i in range(9)}}
+    for _ in range(4):
+        schema = {"type": "object", "properties": {"inner": schema}}
+    honest = [{"type": "function", "function": {"name": f"f{i}", "parameters": schema}} for i in range(1000)]
+    assert len(render(styles["llama3"], user("Q"), tools=honest).data) > 1_000_000
+    bomb = b'{"a":' * 800 + b"[" + b"1," * 20_000 + b"1]" + b"}" * 800
+    body = (
+        b'{"tools":[{"type":"function","function":{"name":"f","parameters":%b}}],"messages":[{"role":"user"}]}' % bomb
+    )
+    request = openai.parse(CHAT, body)
+    with pytest.raises(RenderError, match="far more text"):
+        styles["llama3"].render(request)
+
+
 def test_a_final_message_that_cannot_be_continued_says_why(styles: dict[str, Renderer]) -> None:
     """Contradicting options, a final message without text, a template that drops it: refused as in transformers."""
     options = {"continue_final_message": True, "add_generation_prompt": False}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import pytest
 from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
 
-from extproc.errors import ConfigError
+from extproc.errors import ConfigError, RenderError
 from extproc.template import ChatTemplate
 
 
@@ -16,8 +17,11 @@ def noon() -> datetime:
     return datetime(2026, 3, 4, 12, 0)  # noqa: DTZ001 -- local time, as transformers writes it
 
 
+LIMIT = 1000  # characters
+
+
 def run(source: str, **variables: Any) -> str:
-    return "".join(ChatTemplate(source, noon).run(variables))
+    return ChatTemplate(source, noon).run(variables, LIMIT)
 
 
 LOOP = "0TrueFalse21FalseTrue2"
@@ -75,10 +79,48 @@ def test_a_template_that_does_not_compile_is_a_configuration_error() -> None:
 
 def test_output_comes_as_it_is_written() -> None:
     """Fragments are computed one by one: what a template has not come to yet has not happened."""
-    fragments = ChatTemplate("a{{ x }}{{ raise_exception('later') }}", noon).run({"x": "b"})
-    assert next(fragments) + next(fragments) == "ab"
+    fragments: list[str] = []
     with pytest.raises(TemplateError):
-        next(fragments)
+        ChatTemplate("a{{ x }}{{ raise_exception('later') }}", noon).run({"x": "b"}, LIMIT, fragments)
+    assert "".join(fragments) == "ab"
+    assert len(fragments) > 1
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{% for i in range(9) %}{{ x }}{% endfor %}",
+        "{{ x | tojson }}{{ x | tojson }}",
+        "{% set text = x | tojson(indent=4) %}",
+        "{% set text = x | tojson(sort_keys=true) %}{% set text = x | tojson(sort_keys=true) %}",
+        "{% macro show() %}{{ x | tojson(indent=4) }}{% endmacro %}{% set text = show() %}",
+    ],
+)
+def test_a_template_stops_at_its_limit(source: str) -> None:
+    """What is longer than the limit is an error, written or dumped as JSON and then dropped; what is not passes."""
+    value = ["a"] * 10
+    with pytest.raises(RenderError):
+        ChatTemplate(source, noon).run({"x": value}, 80)
+    ChatTemplate(source, noon).run({"x": value}, 800)
+
+
+def test_a_dump_ends_where_its_limit_does() -> None:
+    """Of a deep value, whose indentation is many times as long as itself, no more is dumped than may be."""
+
+    class Counted(list[int]):
+        read = 0
+
+        def __iter__(self) -> Iterator[int]:
+            for item in super().__iter__():
+                Counted.read += 1
+                yield item
+
+    deep: Any = Counted(range(1000))
+    for _ in range(200):
+        deep = [deep]
+    with pytest.raises(RenderError):
+        ChatTemplate("{{ x | tojson(indent=4) }}", noon).run({"x": deep}, 400_000)
+    assert 0 < Counted.read < 500
 
 
 # Each judged by vLLM 0.32.0 (renderers/hf.py, _detect_content_format).
