@@ -12,7 +12,7 @@ import aiohttp
 
 from loadgen.processes import free_port
 from loadgen.stack import HOST, Stack
-from tests.e2e.agents import WORD, chat, decision, loads, post
+from tests.e2e.agents import WORD, chat, decision, loads, post, until
 
 
 async def explain(stack: Stack, url: str, file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -31,18 +31,18 @@ async def test_what_it_says_is_what_happens(tmp_path: Path) -> None:
             turns += [("assistant", answer.json["choices"][0]["message"]["content"] or "x"), ("user", "go on")]
         file = tmp_path / "body.json"
         file.write_bytes(chat(*turns))
-        before = stack.state()["pools"]
+        await until(lambda: not any(loads(stack)))
         told = await explain(stack, stack.metrics_url, file)
         assert told.returncode == 0, told.stderr
         assert "turn       2\n" in told.stdout
         assert told.stdout.count("in flight") == 3
         assert "guard      evicted: passes, hit " in told.stdout
         assert WORD not in told.stdout
-        assert stack.state()["pools"] == before
+        assert not any(loads(stack))
         sent = await post(stack, file.read_bytes())
         assert f"choice     {sent.engine}, stick" in told.stdout
         assert (await decision(stack, sent))["reason"] == "stick"
-        assert not any(loads(stack))
+        await until(lambda: not any(loads(stack)))
         wrong = await explain(stack, stack.metrics_url, file, "--cluster", "elsewhere")
         assert wrong.returncode == 1
         assert "no pool 'elsewhere'" in wrong.stderr
