@@ -20,7 +20,7 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 run: $(READY) ## agent sessions through a real Envoy: SMetric against round robin (ARGS="--help" for options)
-	@$(BIN)/python -m loadgen demo $(ARGS)
+	@trap : INT; $(BIN)/python -m loadgen demo $(ARGS) || test $$? -eq 130 # Ctrl-C is no error
 
 test: $(READY) ## all tests, on real Envoy and real Redis (ARGS="-k name" for some)
 	@$(BIN)/python -m pytest $(ARGS)

@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 
-from loadgen.commands import CommandError
+from loadgen.commands import INTERRUPTED, CommandError
 
 COMMANDS = {
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
     "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
     "sidecar": "a routing sidecar in front of a decode engine",
 }
-INTERRUPTED = 130  # what a shell reports of a process that SIGINT ended
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Protocol
@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.summary import Summary
+from loadgen.summary import WINDOW, Summary
 
 LINE_EVERY = 5.0  # seconds between two plain lines
 
@@ -53,6 +53,8 @@ class Snapshot:
     total: int
     elapsed_s: float
     rows: Sequence[Row]
+    hit_ratio: float | None  # of all prompt tokens served
+    reasons: Mapping[str, int]  # how many decisions were made for each
     decisions: Sequence[Decision]  # the newest last
 
 
@@ -88,42 +90,48 @@ class TerminalView:
 
     def show(self, snapshot: Snapshot) -> None:
         """Draw it."""
-        head = Table.grid(padding=(0, 2))
-        head.add_row(
-            Text(snapshot.policy, style="bold"),
-            ProgressBar(snapshot.total, snapshot.done, width=40),
-            f"{snapshot.done}/{snapshot.total} requests, {snapshot.failed} failed, {snapshot.elapsed_s:.0f} s",
+        self._live.update(draw(snapshot))
+
+
+def draw(snapshot: Snapshot) -> Group:
+    """A snapshot for a terminal of 80 columns."""
+    head = Table.grid(padding=(0, 2))
+    head.add_row(
+        Text(snapshot.policy, style="bold"),
+        ProgressBar(snapshot.total, snapshot.done, width=12),
+        f"{snapshot.done}/{snapshot.total} requests, {snapshot.failed} failed, {snapshot.elapsed_s:.0f} s",
+    )
+    instances = Table(box=None, padding=(0, 1))
+    for title in ("instance", "sessions now here", "in flight", "served", "cache hits", "index blocks"):
+        instances.add_column(title, justify="left" if title == "instance" else "right", no_wrap=True)
+    for row in snapshot.rows:
+        instances.add_row(
+            row.name,
+            str(row.sessions),
+            _or_dash(row.in_flight),
+            str(row.requests),
+            _percent(row.hit_ratio),
+            _or_dash(row.index_blocks),
         )
-        instances = Table(box=None, padding=(0, 2))
-        for title in ("instance", "sessions", "in flight", "served", "cache hits", "index blocks"):
-            instances.add_column(title, justify="left" if title == "instance" else "right")
-        for row in snapshot.rows:
-            instances.add_row(
-                row.name,
-                str(row.sessions),
-                _or_dash(row.in_flight),
-                str(row.requests),
-                _percent(row.hit_ratio),
-                _or_dash(row.index_blocks),
-            )
-        decisions = Table(
-            box=None,
-            padding=(0, 2),
-            title="decisions of the requests that ended last",
-            title_justify="left",
-            title_style="dim",
+    decisions = Table(
+        box=None,
+        padding=(0, 1),
+        title="decisions of the requests that ended last",
+        title_justify="left",
+        title_style="dim",
+    )
+    for title in ("instance", "reason", "turn", "hit / prompt (KB)", "decided in (ms)"):
+        decisions.add_column(title, justify="left" if title in ("instance", "reason") else "right", no_wrap=True)
+    for one in reversed(snapshot.decisions):
+        decisions.add_row(
+            one.instance,
+            one.reason,
+            str(one.turn),
+            f"{one.hit_bytes / 1000:.1f} / {one.prompt_bytes / 1000:.1f}",
+            f"{one.decision_ms:.1f}",
         )
-        for title in ("instance", "reason", "turn", "hit / prompt (KB)", "decided in (ms)"):
-            decisions.add_column(title, justify="left" if title in ("instance", "reason") else "right")
-        for one in reversed(snapshot.decisions):
-            decisions.add_row(
-                one.instance,
-                one.reason,
-                str(one.turn),
-                f"{one.hit_bytes / 1000:.1f} / {one.prompt_bytes / 1000:.1f}",
-                f"{one.decision_ms:.1f}",
-            )
-        self._live.update(Group(head, "", instances, "", decisions))
+    reasons = Text(f" decisions by reason: {_reasons(snapshot)}")
+    return Group(head, "", instances, "", reasons, "", decisions)
 
 
 class PlainView:
@@ -150,27 +158,46 @@ class PlainView:
         flying = " ".join(_or_dash(row.in_flight) for row in snapshot.rows)
         self._console.print(
             f"{snapshot.policy}: {snapshot.done}/{snapshot.total} requests, {snapshot.failed} failed, "
-            f"{snapshot.elapsed_s:.0f} s; per instance: sessions {sessions}, in flight {flying}",
+            f"{snapshot.elapsed_s:.0f} s; per instance: sessions now here {sessions}, in flight {flying}; "
+            f"cache {_percent(snapshot.hit_ratio)}; {_reasons(snapshot)}",
             highlight=False,
         )
 
 
 def comparison(results: Sequence[tuple[str, Summary]]) -> Table:
     """The policies side by side, the same workload for each."""
-    table = Table(title="the same workload under each policy", title_justify="left", title_style="bold")
+    table = Table(
+        title="the same workload under each policy",
+        title_justify="left",
+        title_style="bold",
+        caption="request-seconds: the time that requests spent at an instance",
+        caption_justify="left",
+    )
     table.add_column("")
     for policy, _ in results:
         table.add_column(policy, justify="right")
     summaries = [summary for _, summary in results]
     table.add_row("prompt tokens found in the cache", *(_percent(one.hit_ratio) for one in summaries))
-    table.add_row("load, busiest instance / mean", *(f"{one.imbalance:.2f}" for one in summaries))
+    table.add_row(
+        f"request-seconds in {WINDOW:.0f} s windows, busiest / mean", *(f"{one.imbalance:.2f}" for one in summaries)
+    )
     table.add_row("TTFT p50", *(f"{one.ttft_p50 * 1000:.0f} ms" for one in summaries))
     table.add_row("TTFT p90", *(f"{one.ttft_p90 * 1000:.0f} ms" for one in summaries))
-    table.add_row("follow-ups that returned", *(_percent(one.stickiness) for one in summaries))
+    table.add_row("follow-ups back at their session's instance", *(_percent(one.stickiness) for one in summaries))
     table.add_row("requests, failed", *(f"{one.requests}, {one.failed}" for one in summaries))
-    counts = (" ".join(str(count) for count in one.per_instance.values()) for one in summaries)
-    table.add_row("requests per instance", *counts)
+    table.add_row("first turns per instance", *(_counts(one.first_turns) for one in summaries))
+    table.add_row("requests per instance", *(_counts(one.per_instance) for one in summaries))
     return table
+
+
+def _counts(per_instance: Mapping[str, int]) -> str:
+    return " ".join(str(count) for count in per_instance.values())
+
+
+def _reasons(snapshot: Snapshot) -> str:
+    """The most frequent first."""
+    ordered = sorted(snapshot.reasons.items(), key=lambda item: (-item[1], item[0]))
+    return ", ".join(f"{reason} {count}" for reason, count in ordered) or "none yet"
 
 
 def _percent(ratio: float | None) -> str:

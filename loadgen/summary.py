@@ -20,10 +20,11 @@ class Summary:
     failed: int
     hit_ratio: float  # cached prompt tokens / prompt tokens
     stickiness: float  # follow-ups that returned to the instance of the request before
-    imbalance: float  # requests in flight, busiest instance / mean, in windows of WINDOW seconds
+    imbalance: float  # seconds spent by requests, busiest instance / mean, in windows of WINDOW seconds
     ttft_p50: float
     ttft_p90: float
     per_instance: Mapping[str, int]  # requests
+    first_turns: Mapping[str, int]  # per instance
 
 
 def summarise(records: Sequence[Record], instances: Sequence[str]) -> Summary:
@@ -32,6 +33,7 @@ def summarise(records: Sequence[Record], instances: Sequence[str]) -> Summary:
     prompts = sum(record.prompt_tokens or 0 for record in served)
     ttfts = [record.ttft_s for record in served if record.ttft_s is not None]
     counts = Counter(record.instance for record in served)
+    firsts = Counter(record.instance for record in served if record.turn == 0)
     return Summary(
         requests=len(records),
         failed=len(records) - len(served),
@@ -41,6 +43,7 @@ def summarise(records: Sequence[Record], instances: Sequence[str]) -> Summary:
         ttft_p50=percentile(ttfts, 0.5),
         ttft_p90=percentile(ttfts, 0.9),
         per_instance={instance: counts[instance] for instance in instances},
+        first_turns={instance: firsts[instance] for instance in instances},
     )
 
 

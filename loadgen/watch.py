@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Sequence
 
 from loadgen.chat import Json
 from loadgen.client import Record
 from loadgen.live import Decision, Row, Snapshot
 from loadgen.stack import Stack
 
-SHOWN_DECISIONS = 8
+SHOWN_DECISIONS = 5  # so that all fits into 24 lines of a terminal
 
 
 class Watch:
@@ -33,18 +34,18 @@ class Watch:
         rows = []
         for engine in self._stack.engines:
             own = [record for record in served if record.instance == engine.address]
-            prompts = sum(record.prompt_tokens or 0 for record in own)
             known = instances.get(engine.address, {})
             rows.append(
                 Row(
-                    name=f"{engine.name} {engine.address}",
+                    name=engine.name,
                     sessions=sessions[engine.address],
                     requests=len(own),
                     in_flight=known.get("in_flight"),
-                    hit_ratio=sum(record.cached_tokens or 0 for record in own) / prompts if prompts else None,
+                    hit_ratio=_hit_ratio(own),
                     index_blocks=known.get("index_blocks"),
                 )
             )
+        decided = self._decided()
         return Snapshot(
             policy=self._policy,
             done=len(records),
@@ -52,11 +53,15 @@ class Watch:
             total=self._requests,
             elapsed_s=time.monotonic() - self._began,
             rows=rows,
-            decisions=self._decisions(),
+            hit_ratio=_hit_ratio(served),
+            reasons=Counter(one["reason"] for one in decided),
+            decisions=self._decisions(decided[-SHOWN_DECISIONS:]),
         )
 
-    def _decisions(self) -> list[Decision]:
-        decided = [entry["smetric"] for entry in self._stack.access_log() if entry.get("smetric")]
+    def _decided(self) -> list[Json]:
+        return [entry["smetric"] for entry in self._stack.access_log() if entry.get("smetric")]
+
+    def _decisions(self, decided: Sequence[Json]) -> list[Decision]:
         names = {engine.address: engine.name for engine in self._stack.engines}
         return [
             Decision(
@@ -67,7 +72,7 @@ class Watch:
                 prompt_bytes=int(one["prompt_bytes"]),
                 decision_ms=float(one["decision_ms"]),
             )
-            for one in decided[-SHOWN_DECISIONS:]
+            for one in decided
         ]
 
 
@@ -75,3 +80,9 @@ def _instances(state: dict[str, Json]) -> dict[str, Json]:
     """`/debug/state`'s instances of all pools by address."""
     pools = state.get("pools") or {}
     return {name: instance for pool in pools.values() for name, instance in pool["instances"].items()}
+
+
+def _hit_ratio(records: Sequence[Record]) -> float | None:
+    """Cached prompt tokens / prompt tokens."""
+    prompts = sum(record.prompt_tokens or 0 for record in records)
+    return sum(record.cached_tokens or 0 for record in records) / prompts if prompts else None

@@ -1,23 +1,14 @@
-"""`python -m loadgen demo`, which is `make run`: agent sessions through a real Envoy, one policy after the other."""
+"""`python -m loadgen demo`, which is `make run`: speaks at once, before `loadgen/demo.py` and its imports take over."""
 
 from __future__ import annotations
 
 import argparse
-import asyncio
-import time
-from collections.abc import Sequence
-
-from rich.console import Console
+import sys
+from importlib import import_module
 
 from extproc.policies import registry
-from loadgen import client, workload
-from loadgen.commands import CommandError
-from loadgen.live import View, comparison, view
-from loadgen.processes import ProcessFailed
-from loadgen.stack import Stack, StackFailed
-from loadgen.summary import Summary, summarise
-from loadgen.watch import Watch
-from loadgen.workload import Session
+from loadgen.commands import INTERRUPTED, CommandError
+from loadgen.processes import ProcessFailed, listens
 
 DESCRIPTION = """\
 Run the same agent sessions through Envoy and ext_proc under one policy after the other, each time with fresh engines,
@@ -33,8 +24,6 @@ examples:
   make run ARGS=--serve                               only start everything, for curl
 """
 
-LIMIT = 70.0  # seconds that one policy may take: both together stay under three minutes
-REFRESH = 0.25
 SERVE_PORT = 10_000
 NOTE = """\
 Real: Envoy, the ext_proc server with its index, HTTP, KV events over ZMQ, tokenizer, prefix caches.
@@ -58,87 +47,42 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Serve, or run every policy and compare."""
-    console = Console(soft_wrap=True)
+    """Serve until Ctrl-C, or run every policy and compare."""
     policies = [name.strip() for name in args.policy.split(",") if name.strip()]
     known = registry.names()
     for name in policies or [args.policy]:
         if name not in known:
             raise CommandError(f"--policy {name}: there is no such policy, but {', '.join(known)}")
-    try:
-        if args.serve:
-            return _serve(console, args, policies[0])
-        return _compare(console, args, policies)
-    except (StackFailed, ProcessFailed) as error:
-        raise CommandError(str(error)) from error
-
-
-def _compare(console: Console, args: argparse.Namespace, policies: Sequence[str]) -> int:
-    sessions = workload.sessions(
-        args.sessions, args.turns, system_bytes=40_000, seed=args.seed, turn_bytes=8_000, think_s=1.0
-    )
-    console.print(NOTE, style="dim", highlight=False)
-    console.print(
-        f"{args.sessions} sessions of {args.turns} requests, a shared system prompt of 40 KB, {args.engines} engines"
-    )
-    results: list[tuple[str, Summary]] = []
-    for policy in policies:
-        with Stack(args.engines, policy={"policy": policy}, port=args.port) as stack, view(console) as shown:
-            watch = Watch(stack, policy, args.sessions * args.turns)
-            finished = asyncio.run(_run(watch, stack.url, sessions, shown))
-            shown.show(watch.snapshot())
-        if not finished:
-            console.print(f"{policy}: cut off after {LIMIT:.0f} s; the figures are of what was finished until then")
-        for error in sorted({record.error for record in watch.records if record.error}):
-            console.print(f"{policy}: a request failed: {error}", highlight=False)
-        results.append((policy, summarise(watch.records, [engine.address for engine in stack.engines])))
-    console.print(comparison(results))
-    console.print(NOTE, style="dim", highlight=False)
-    return 1 if any(summary.failed for _, summary in results) else 0
-
-
-async def _run(watch: Watch, url: str, sessions: Sequence[Session], shown: View) -> bool:
-    """Run the sessions and show them meanwhile. False when their time was up before they were through."""
-    showing = asyncio.create_task(_show(watch, shown))
-    try:
-        async with asyncio.timeout(LIMIT):
-            await client.run(url, sessions, on_record=watch.records.append)
-    except TimeoutError:
-        return False
-    finally:
-        showing.cancel()
-        await asyncio.gather(showing, return_exceptions=True)
-    return True
-
-
-async def _show(watch: Watch, shown: View) -> None:
-    while True:
-        shown.show(await asyncio.to_thread(watch.snapshot))
-        await asyncio.sleep(REFRESH)
-
-
-def _serve(console: Console, args: argparse.Namespace, policy: str) -> int:
-    with Stack(args.engines, policy={"policy": policy}, port=args.port or SERVE_PORT) as stack:
-        console.print(NOTE, style="dim", highlight=False)
-        console.print(
-            f"""\
-{args.engines} engines are up behind Envoy, policy {policy}. Ctrl-C stops everything.
-
-  curl -si {stack.url}{client.CHAT} -H 'content-type: application/json' \\
-       -d '{{"messages": [{{"role": "user", "content": "hello"}}], "max_tokens": 12}}'
-
-  x-engine in the answer says who served it. Every decision is in Envoy's access log; look too at ext_proc and Envoy:
-
-  tail -f {stack.access_log_path}
-  curl -s {stack.metrics_url}/debug/state
-  curl -s {stack.metrics_url}/metrics
-  curl -s {stack.admin_url}/clusters""",
-            highlight=False,
+    port = args.port or (SERVE_PORT if args.serve else None)
+    if port and listens(port):
+        options = f"{'--serve ' if args.serve else ''}--port {port + 1}"
+        raise CommandError(f'port {port} is in use by another program: choose another, make run ARGS="{options}"')
+    _say(NOTE)
+    if not args.serve:
+        _say(
+            f"{args.sessions} sessions of {args.turns} requests, a shared system prompt of 40 KB, "
+            f"{args.engines} engines; {' and '.join(policies)} in turn"
         )
-        while True:
-            time.sleep(REFRESH)
-            for child in stack.children:
-                child.require()
+    _say(starting(args.engines))
+    try:
+        demo = import_module("loadgen.demo")
+        try:
+            code: int = demo.serve(args, policies[0], port) if args.serve else demo.compare(args, policies)
+        except (demo.StackFailed, ProcessFailed) as error:
+            raise CommandError(str(error)) from error
+    except KeyboardInterrupt:
+        _say("stopped; everything is cleaned up")
+        return 0 if args.serve else INTERRUPTED
+    return code
+
+
+def starting(engines: int) -> str:
+    """What is said before the parts start."""
+    return f"starting {engines} engines, ext_proc and Envoy ..."
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stdout, flush=True)  # noqa: T201 - a command line speaks to its user
 
 
 def _positive(text: str) -> int:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -87,21 +88,24 @@ def test_it_ends_with_a_comparison(demo: Demo) -> None:
     """Without a terminal it prints lines and, at the end, both policies side by side; it says what is simulated."""
     demo.start("--sessions", "4", "--turns", "1", "--engines", "2")
     assert demo.wait() == 0
-    assert "Simulated:" in demo.output
+    assert demo.output.count("Simulated:") == 1
+    assert re.search(r"smetric: 4/4 requests.*cache [\d.]+ %; first_turn 4", demo.output)
     table = demo.output[demo.output.index("the same workload") :]
     assert re.search(r"smetric\W+round-robin", table)
     assert re.search(r"requests, failed\W+4, 0\W+4, 0", table)
-    for row in ("prompt tokens found in the cache", "load, busiest instance / mean", "TTFT p50", "TTFT p90"):
+    assert re.search(r"first turns per instance\W+2 2\W+2 2", table)
+    for row in ("prompt tokens found in the cache", "busiest / mean", "TTFT p50", "TTFT p90"):
         assert row in table
 
 
 def test_an_end_in_the_middle_cleans_up(demo: Demo) -> None:
-    """Told to end (SIGTERM) while sessions run, it ends with 130, without a traceback, and nothing keeps running."""
+    """Told to end (SIGTERM) while sessions run, it says that it cleaned up and ends with 130; nothing keeps running."""
     demo.start("--sessions", "12", "--turns", "20", "--engines", "2")
     demo.read_until("per instance")
     assert len(demo.left_behind()) >= 5
     demo.interrupt(signal.SIGTERM)
     assert demo.wait() == 130
+    assert "stopped; everything is cleaned up" in demo.output
     assert "Traceback" not in demo.output
 
 
@@ -119,24 +123,41 @@ def test_ctrl_c_while_it_starts_cleans_up(demo: Demo, parts: int) -> None:
 
 
 def test_it_serves_for_curl(demo: Demo) -> None:
-    """With --serve everything stays up until Ctrl-C, and the printed question is answered by an engine that says its
-    name."""
+    """With --serve everything stays up until Ctrl-C, which is a good end. The two printed questions are a session's
+    first turn and its follow-up, an engine that says its name answers, and the printed log tells both decisions."""
     port = free_port()
     demo.start("--serve", "--engines", "2", "--port", str(port))
     demo.read_until("/clusters")
-    command = re.search(r"curl -si (\S+) -H '([^:]+): ([^']+)' \\\n\s+-d '([^']+)'", demo.output)
-    assert command
-    url, header, value, body = command.groups()
-    request = urllib.request.Request(url, data=body.encode(), headers={header: value})
-    with urllib.request.urlopen(request, timeout=20) as response:
-        assert response.headers["x-engine"]
-        assert json.load(response)["choices"][0]["message"]["content"]
+    questions = re.findall(r"curl -si (\S+) -H '([^:]+): ([^']+)' -d @(\S+)", demo.output)
+    log = re.search(r"tail -n 2 (\S+)", demo.output)
+    assert log
+    reasons: list[str] = []
+    for url, header, value, path in questions:
+        request = urllib.request.Request(url, data=Path(path).read_bytes(), headers={header: value})
+        with urllib.request.urlopen(request, timeout=20) as response:
+            assert response.headers["x-engine"]
+            assert json.load(response)["choices"][0]["message"]["content"]
+        deadline = time.monotonic() + 20
+        while len(lines := Path(log[1]).read_text().splitlines()) <= len(reasons):
+            assert time.monotonic() < deadline
+        reasons.append(json.loads(lines[-1])["smetric"]["reason"])
+    assert reasons == ["first_turn", "stick"]
     for other in re.findall(r"curl -s (\S+)", demo.output):
         with urllib.request.urlopen(other, timeout=20) as response:
             assert response.status == 200
     demo.interrupt()
-    assert demo.wait() == 130
+    assert demo.wait() == 0
+    assert "stopped; everything is cleaned up" in demo.output
     assert not listens(port)
+
+
+def test_a_taken_port_is_explained(demo: Demo) -> None:
+    """The message is a command that works instead."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        demo.start("--serve", "--port", str(port))
+        assert demo.wait() == 1
+    assert f'make run ARGS="--serve --port {port + 1}"' in demo.output
 
 
 @pytest.mark.parametrize(
