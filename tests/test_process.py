@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,18 @@ socket.getaddrinfo = getaddrinfo
 """
 
 
+# An import that takes longer than any test.
+SLOW_IMPORT = """
+import sys, time
+class Slow:
+    def find_spec(self, name, *_):
+        if name in ("extproc.cli", "loadgen.cli"):
+            print("importing", flush=True)
+            time.sleep(600)
+sys.meta_path.insert(0, Slow())
+"""
+
+
 class Process:
     """One command, its whole output in a file."""
 
@@ -32,11 +45,11 @@ class Process:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *arguments: str, before: str = "", python: str = sys.executable) -> None:
+    def start(self, *arguments: str, before: str = "", python: Sequence[str] = (), module: str = "extproc") -> None:
         (self._directory / "sitecustomize.py").write_text(before)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [python, "-m", "extproc", *arguments],
+                [sys.executable, *python, "-m", module, *arguments],
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": str(self._directory), "PYTHONUNBUFFERED": "1"},
                 stdout=log,
@@ -96,3 +109,29 @@ def test_redis_by_a_name_that_does_not_resolve(process: Process, before: str) ->
         assert all("does not resolve" in line for line in away)
     for wrong in ("ERROR", "Traceback", "never retrieved", "geheim"):
         assert wrong not in said
+
+
+def test_a_busy_port_is_told_once(process: Process) -> None:
+    """The flag, the address and what to look for; gRPC's own words stay out."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        process.start(*SERVE, *ANYWHERE, "--listen", address)
+        assert process.wait() == 1
+    assert process.output.strip() == f"--listen: cannot listen on {address}; is another process there?"
+
+
+@pytest.mark.parametrize("module", ["extproc", "loadgen"])
+def test_ctrl_c_during_imports(process: Process, module: str) -> None:
+    """Interrupted before anything is started, both commands end with 130 and no traceback out of an import."""
+    process.start("--help", before=SLOW_IMPORT, module=module)
+    process.read_until("importing")
+    assert process.end(signal.SIGINT) == 130
+    assert "Traceback" not in process.output
+
+
+def test_a_python_without_our_dependencies_is_told_what_to_do(process: Process) -> None:
+    """A stranger's first try with the system's Python: one line, no traceback."""
+    process.start("serve", python=["-S"])
+    assert process.wait() == 1
+    assert "run `make run` once or `pip install .`, then `.venv/bin/python -m extproc" in process.output
+    assert "Traceback" not in process.output
