@@ -1,7 +1,7 @@
 """What router replicas tell each other through Redis: who follows which instance's events, and what each has in flight.
 
 It owns the leases and the exchange of loads; it knows neither events nor policies. Nothing here raises when Redis is
-away: leases run out, peers fall silent and are dropped, and both come back alone.
+away: leases stay as they were, peers fall silent and are dropped, and both come back alone.
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _RENEW, _RELEASE = Script.read("renew", keys=1), Script.read("release", keys=1)
 
 class _Held(NamedTuple):
     names: frozenset[str]
-    until: float  # of the loop's clock
     wanted: frozenset[str]
     members: int
     free: frozenset[str]
+    lapsed: bool = False  # Redis could not be asked since
 
 
-_NONE = _Held(frozenset(), 0.0, frozenset(), 0, frozenset())
+_NONE = _Held(frozenset(), frozenset(), 0, frozenset())
 
 
 class Leases:
     """Which instances' events this replica follows: each is held by one replica at a time, about as many by each.
 
-    A replica that hangs longer than its lease may follow on for a moment beside its successor; the index then refuses
-    its writes (`IndexLost`).
+    A replica that hangs, or does not reach Redis, may follow on beside its successor until it hears of it; the index
+    then refuses its writes (`IndexLost`), or its successor's, which writes everything again.
     """
 
     def __init__(self, client: Client, replica: str, *, namespace: str) -> None:
@@ -82,22 +82,23 @@ class Leases:
     async def renew(self, pool: str, wanted: Collection[str]) -> frozenset[str]:
         """Which of the wanted instances to follow until the next call, in RENEW_S.
 
-        While Redis is away these are the ones held before, until their lease runs out.
+        While Redis is away these are the ones held before: to follow an engine anew costs a replay of all its events.
+        When it is back everybody first asks for those alone, so that nobody takes what another kept.
         """
-        loop = asyncio.get_running_loop()
         before = self._pools.get(pool, _NONE)
         names = frozenset(wanted)
-        started = loop.time()
-        orphans = sorted(before.free & names)
+        asked = before.names & names if before.lapsed else names
+        orphans = sorted(asked if before.lapsed else before.free & names)
         members = before.members if names == before.wanted else 0
         call: list[Argument] = [self._key(pool), self._replica, int(LEASE_S * 1000), members]
-        call += [len(orphans), *orphans, *sorted(names)]
+        call += [len(orphans), *orphans, *sorted(asked)]
         try:
             answer = await self._link.run("renew", LEASE_BUDGET_S, lambda client: _RENEW.run(client, call))
         except IndexUnavailable:
-            return before.names & names if loop.time() < before.until else frozenset()
+            self._pools[pool] = before._replace(lapsed=True)
+            return before.names & names
         held, free = (frozenset(name.decode() for name in part) for part in answer[1:])
-        self._pools[pool] = _Held(held, started + LEASE_S, names, answer[0], free)
+        self._pools[pool] = _Held(held, names, answer[0], free)
         return held
 
     async def close(self) -> None:

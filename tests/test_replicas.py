@@ -111,20 +111,42 @@ async def test_what_only_one_wants(open_leases: Open) -> None:
 
 
 async def test_leases_while_redis_is_away(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nothing raises: what was held stays so until its lease runs out, and comes back with Redis."""
-    monkeypatch.setattr(replicas, "LEASE_S", 1.0)
-    leases = Leases.from_url(own_redis.url, "a")
-    await leases.renew("pool", NAMES)
+    """Nothing raises; each replica keeps what it held, however long it takes, also when an empty Redis comes back."""
+    monkeypatch.setattr(replicas, "LEASE_S", 0.5)
+    one, other = (Leases.from_url(own_redis.url, replica) for replica in ("a", "b"))
+    for _ in range(4):
+        held = [await leases.renew("pool", NAMES) for leases in (one, other)]
+    assert all(held)
     own_redis.stop()
-    assert await leases.renew("pool", NAMES[:3]) == set(NAMES[:3])
-    async with asyncio.timeout(10):
-        while await leases.renew("pool", NAMES):
-            await asyncio.sleep(0.05)
+    deadline = asyncio.get_running_loop().time() + 1.0
+    while asyncio.get_running_loop().time() < deadline:
+        assert [await leases.renew("pool", NAMES) for leases in (one, other)] == held
+        await asyncio.sleep(0.05)
+    assert await one.renew("pool", [next(iter(held[0]))]) == {next(iter(held[0]))}
     own_redis.start()
-    async with asyncio.timeout(10):
-        while await leases.renew("pool", NAMES) != set(NAMES):
-            await asyncio.sleep(0.05)
-    await leases.close()
+    for _ in range(20):
+        assert [await leases.renew("pool", NAMES) for leases in (one, other)] == held
+        await asyncio.sleep(0.05)
+    for leases in (one, other):
+        await leases.close()
+
+
+async def test_a_lease_that_another_took_meanwhile_is_lost(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A replica that could not reach Redis alone, while the others did, gives way to its successor."""
+    monkeypatch.setattr(replicas, "LEASE_S", 0.2)
+    leases = Leases.from_url(own_redis.url, "cut off")
+    assert await leases.renew("pool", NAMES) == set(NAMES)
+    with monkeypatch.context() as cut:
+        cut.setattr(replicas, "LEASE_BUDGET_S", 0.0)
+        assert await leases.renew("pool", NAMES) == set(NAMES)
+    await asyncio.sleep(0.3)
+    successor = Leases.from_url(own_redis.url, "successor")
+    assert await successor.renew("pool", NAMES) == set(NAMES)
+    assert await leases.renew("pool", NAMES) == set()
+    for one in (leases, successor):
+        await one.close()
 
 
 @pytest.fixture
