@@ -28,6 +28,7 @@ from extproc.engines import sglang, vllm
 from extproc.errors import ConfigError, IndexUnavailable
 from extproc.events import Follower
 from extproc.explain import Explainer, Explanation
+from extproc.healthcheck import HealthChecker
 from extproc.index.open import open_index
 from extproc.loads import Loads
 from extproc.model import Engine, EventReport, Instance, Knowledge, Source
@@ -129,6 +130,10 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         _bind(probes, "--health", options.health)
         if not await _before(stop, node.start()):
             return
+        checks = {name: pool.health_check for name, pool in settings.pools.items() if pool.health_check is not None}
+        checker = HealthChecker(node.pools, checks)
+        stack.push_async_callback(checker.close)
+        checker.start()
         for one in (probes, server):
             await one.start()
         await health.set(ready=True)
@@ -325,14 +330,17 @@ class Node:
             blocks = None if sizes is None else sizes.get(instance.name, 0)
             follows = pool.source is Source.EVENTS and instance.kv_events is not None
             report = reports.get(instance.name, UNHEARD) if follows else None
+            unhealthy = pool.unhealthy is not None and instance.address in pool.unhealthy
             states[instance.name] = {
                 "in_flight": in_flight,
                 "unprefilled_bytes": unprefilled,
+                "healthy": None if pool.unhealthy is None else not unhealthy,
                 "left_alone_s": round(left_alone.get(instance.address, 0.0), 1),
                 "index_blocks": blocks,
                 "events": report,
             }
             metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)
+            metrics.UNHEALTHY.labels(pool.name, instance.name).set(unhealthy)
             metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(unprefilled)
             metrics.INDEX_BLOCKS.labels(pool.name, instance.name).set(blocks or 0)
         pool.speculation.expire(now)

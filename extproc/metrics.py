@@ -43,6 +43,12 @@ IN_FLIGHT = Gauge("smetric_in_flight", "Requests in flight.", ["pool", "instance
 UNPREFILLED_BYTES = Gauge(
     "smetric_unprefilled_bytes", "Prompt bytes still to prefill.", ["pool", "instance"], registry=REGISTRY
 )
+UNHEALTHY = Gauge(
+    "smetric_unhealthy",
+    "1 for an instance that fails the health check of its cluster: it is not chosen.",
+    ["pool", "instance"],
+    registry=REGISTRY,
+)
 PREFILLS = Counter(
     "smetric_prefills",
     "Prefill requests that we sent to another instance, by how they ended.",

@@ -5,6 +5,7 @@
     topology   listeners -> ext_proc filters -> routes -> clusters
     metadata   the keys under `filter_metadata.smetric`
     pools      a cluster -> PoolSettings
+    health     its health check, where we can repeat it
     route      gRPC metadata -> RouteSettings; the only part that runs for each request
     standalone a file of pools alone, where a gateway writes the rest
     checks/    the traps, one function each
@@ -27,6 +28,7 @@ from extproc.config.settings import (
     Discovery,
     DnsFamily,
     Endpoint,
+    HealthCheck,
     PoolSettings,
     RouteSettings,
     Settings,
@@ -39,6 +41,7 @@ __all__ = [
     "Discovery",
     "DnsFamily",
     "Endpoint",
+    "HealthCheck",
     "PoolSettings",
     "Problem",
     "Report",

@@ -26,7 +26,12 @@ with warnings.catch_warnings():
         ClusterDiscoveryType,
         ClusterDnsLookupFamily,
     )
-    from envoy_data_plane.envoy.config.core.v3 import HealthStatus, RoutingPriority
+    from envoy_data_plane.envoy.config.core.v3 import (
+        HealthCheck,
+        HealthCheckHttpHealthCheck,
+        HealthStatus,
+        RoutingPriority,
+    )
     from envoy_data_plane.envoy.config.endpoint.v3 import LbEndpoint
     from envoy_data_plane.envoy.config.listener.v3 import Listener
     from envoy_data_plane.envoy.config.route.v3 import FilterConfig, Route, RouteAction, VirtualHost
@@ -57,6 +62,8 @@ __all__ = [
     "ExternalProcessor",
     "FilterConfig",
     "HeaderMutation",
+    "HealthCheck",
+    "HealthCheckHttpHealthCheck",
     "HealthStatus",
     "HttpConnectionManager",
     "HttpProtocolOptions",

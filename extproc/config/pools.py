@@ -10,6 +10,7 @@ from pathlib import Path
 
 from extproc import blocks
 from extproc.config import nodes
+from extproc.config.health import health_check
 from extproc.config.messages import (
     Cluster,
     ClusterDiscoveryType,
@@ -82,6 +83,7 @@ def read_pool(cluster: Located[Cluster], base: Path, problems: list[Problem]) ->
         prompt_block_bytes=fields.integer("prompt_block_bytes", *BLOCK_BYTES, default=blocks.DEFAULT_SIZE),
         engine=fields.word("engine", Engine) or Engine.VLLM,
         source=fields.word("source", Source) or _default_source(model_dir, discovery, found),
+        health_check=health_check(node, problems),
     )
 
 

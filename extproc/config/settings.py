@@ -49,6 +49,19 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
+class HealthCheck:
+    """The active HTTP health check of a cluster, of which every host is asked."""
+
+    path: str
+    host: str  # the host header
+    interval_s: float
+    timeout_s: float
+    unhealthy_threshold: int
+    healthy_threshold: int
+    statuses: tuple[range, ...]  # of a healthy host
+
+
+@dataclass(frozen=True, slots=True)
 class PoolSettings:
     """One Envoy cluster and what its metadata says under `smetric`."""
 
@@ -64,6 +77,7 @@ class PoolSettings:
     prompt_block_bytes: int = blocks.DEFAULT_SIZE
     source: Source = Source.EVENTS
     engine: Engine = Engine.VLLM
+    health_check: HealthCheck | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,102 @@
+"""The HTTP edge of active health checks: asks every host what Envoy asks it, since `override_host` does not care.
+
+Envoy sends a request to the host that we name, healthy or not. A sick host is idle, and so the first choice of every
+policy that balances; here its checks keep it out of the choice. Nothing that a host answers can hurt, and each check
+costs at most its time-out. Every process that decides polls by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Mapping
+
+import aiohttp
+
+from extproc.config import HealthCheck
+from extproc.health import Health, Result
+from extproc.pools import Pool
+
+_log = logging.getLogger(__name__)
+
+CONCURRENCY = 64  # checks of one pool at a time
+MIN_INTERVAL_S = 0.1  # an operator's slip must not become a flood
+# Of the interval, in both directions: processes that start together shall not ask together for ever.
+JITTER = 0.1
+
+
+class HealthChecker:
+    """Keeps `Pool.unhealthy` up to date, for the pools that have a check."""
+
+    def __init__(self, pools: Mapping[str, Pool], checks: Mapping[str, HealthCheck]) -> None:
+        """`checks` by the name of the pool. Asks nobody before `start`."""
+        self._pools = [_Checked(pools[name], check) for name, check in checks.items()]
+        self._session: aiohttp.ClientSession | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+
+    def start(self) -> None:
+        """Ask again and again, until `close`."""
+        if self._pools:
+            self._session = aiohttp.ClientSession(
+                # A connection for each check: an engine may close a kept one at any moment, which is no sickness.
+                connector=aiohttp.TCPConnector(limit=0, force_close=True),
+                cookie_jar=aiohttp.DummyCookieJar(),
+            )
+            self._tasks = [asyncio.create_task(pool.follow(self._session)) for pool in self._pools]
+
+    async def close(self) -> None:
+        """Stop asking."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+
+class _Checked:
+    """One pool."""
+
+    def __init__(self, pool: Pool, check: HealthCheck) -> None:
+        self._pool = pool
+        self._check = check
+        self._health = Health(check.unhealthy_threshold, check.healthy_threshold)
+        self._limit = asyncio.Semaphore(CONCURRENCY)
+        pool.unhealthy = self._health.unhealthy
+
+    async def follow(self, session: aiohttp.ClientSession) -> None:
+        """Round after round. A bug in one is logged and does not end the following."""
+        interval_s = max(self._check.interval_s, MIN_INTERVAL_S)
+        while True:
+            try:
+                hosts = {instance.address for instance in self._pool.instances}  # ranks share one
+                self._health.forget_all_but(hosts)
+                await asyncio.gather(*(self._look(session, host) for host in hosts))
+            except Exception:
+                _log.exception("checking the health of pool %s failed", self._pool.name)
+            await asyncio.sleep(interval_s * random.uniform(1 - JITTER, 1 + JITTER))  # noqa: S311 - no secret
+
+    async def _look(self, session: aiohttp.ClientSession, host: str) -> None:
+        async with self._limit:
+            result, said = await self._ask(session, host)
+        if not self._health.note(host, result):
+            return
+        if result is Result.PASSED:
+            self._pool.suspects.cleared(host)
+            _log.info("pool %s: %s passes its health check again", self._pool.name, host)
+        else:
+            _log.warning("pool %s: %s fails its health check: %s", self._pool.name, host, said)
+
+    async def _ask(self, session: aiohttp.ClientSession, host: str) -> tuple[Result, str]:
+        check = self._check
+        try:
+            async with asyncio.timeout(check.timeout_s):
+                url, headers = f"http://{host}{check.path}", {"host": check.host}
+                # Where a redirect leads says nothing of this host.
+                async with session.get(url, headers=headers, allow_redirects=False) as answer:
+                    passed = any(answer.status in statuses for statuses in check.statuses)
+                    return Result.PASSED if passed else Result.REFUSED, f"status {answer.status}"
+        except TimeoutError:
+            return Result.SILENT, f"no answer within {check.timeout_s:g} s"
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            return Result.SILENT, f"{type(error).__name__}: {error}"
