@@ -158,6 +158,9 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
         metadata("x-smetric-hit-ratio", "80%"), E, "value", "for a command and drops every decision", "write 0.8;",
     ),
     "half a command": (metadata("x-smetric-policy", "%REQ(x"), E, "value", "drops every decision", "%REQ(name)%"),
+    "unknown command": (
+        metadata("x-smetric-hit-ratio", "%RQE(x)%"), W, "value", "%RQE% is no command", "did you mean REQ?",
+    ),
     "a percent sign that is sent": (metadata("x-smetric-overload", "2%%"), E, "value", "'2%'", "docs/"),
     "misspelt field of the filter": (
         at_filter("failure_mode_alow", True), E, "failure_mode_alow", "ExternalProcessor has no", "failure_mode_allow?",

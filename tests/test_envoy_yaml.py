@@ -269,11 +269,13 @@ async def test_the_access_log_shows_the_decision(tmp_path: Path) -> None:
     assert entry["path"] == "/v1/chat/completions"
 
 
-@pytest.mark.parametrize(("written", "arrives"), [("80%", None), ("80%%", "80%"), ("%REQ(x-share)%", "0.8")])
+@pytest.mark.parametrize(
+    ("written", "arrives"), [("80%", None), ("%RQE(x)%", None), ("80%%", "80%"), ("%REQ(x-share)%", "0.8")]
+)
 async def test_a_percent_sign_that_is_no_command_keeps_envoy_from_asking(
     written: str, arrives: str | None, tmp_path: Path
 ) -> None:
-    """What `check` says of `%` in initial_metadata: doubled it is sent, a command is filled in, else we hear nothing."""
+    """What `check` says of `%` in initial_metadata: doubled it is sent, a command filled in, else we hear nothing."""
     old, new = (f"key: x-smetric-hit-ratio\n                  value: '{value}'" for value in ("0.5", written))
     async with Stand(tmp_path, (old, new)).run() as stand:
         stand.processor.destinations = [stand.engines[0].address]

@@ -44,7 +44,7 @@ _CLUSTER_FIELDS = (
 
 
 # What Envoy's formatter reads as a percent sign or as a command: %NAME%, %NAME(arguments)%, %NAME(arguments):length%.
-_COMMAND = re.compile(r"%%|%[A-Z0-9_]+(?:\(.*?\))?(?::[0-9]+)?%")
+_COMMAND = re.compile(r"%%|%([A-Z0-9_]+)(?:\(.*?\))?(?::[0-9]+)?%")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +60,14 @@ class Header:
         return self.written.replace("%%", "%")
 
     @property
+    def commands(self) -> tuple[str, ...]:
+        """The names of the commands (`REQ`) by which Envoy fills in the value."""
+        return tuple(filter(None, _COMMAND.findall(self.written)))
+
+    @property
     def dynamic(self) -> bool:
-        """Whether Envoy fills the value in for each request (`%REQ(...)%`): it cannot be judged beforehand."""
-        return any(found != "%%" for found in _COMMAND.findall(self.written))
+        """Whether Envoy fills the value in for each request: it cannot be judged beforehand."""
+        return bool(self.commands)
 
     @property
     def malformed(self) -> bool:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from extproc.config.checks.commands import commands
 from extproc.config.checks.parts import Pools, shown
 from extproc.config.messages import RouteAction
 from extproc.config.nodes import Node
@@ -46,9 +46,8 @@ def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
     for chain in topology.chains:
         for metadata in (chain.metadata, *(route.metadata for route in chain.routes)):
             for key, header in metadata.items():
-                if header.malformed:  # whoever the entry is for, the stream to us carries it
-                    yield _percent(key, header)
-                elif key.startswith(PREFIX):
+                yield from commands(key, header)
+                if key.startswith(PREFIX) and not header.malformed:
                     yield from entry(key, header, topology)
 
 
@@ -147,14 +146,6 @@ def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
     low, high = _USUAL.get(key, (number, number))
     if not low <= number <= high:
         yield warning(place, f"{key} is {value}, which is hardly meant", f"write a number from {low:g} to {high:g}")
-
-
-def _percent(key: str, header: Header) -> Problem:
-    text = f"{key} is {header.written!r}: Envoy takes % for a command and drops every decision"
-    share = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*%", header.written)
-    number = f"{float(share[1]) / 100:g}" if share else "a number, such as 0.8"
-    advice = f"write {number}" if key.startswith(PREFIX) else "write %% for a percent sign"
-    return error(header.node.place, text, f"{advice}; a command has the form %REQ(name)%")
 
 
 def _actions(topology: Topology) -> Iterator[tuple[Node, RouteAction]]:
