@@ -39,7 +39,7 @@ format: $(READY) ## format the code
 	@$(BIN)/ruff check --fix .
 
 bench: $(READY) ## every benchmark; prints tables, asserts nothing
-	@for name in prompt index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
+	@for name in prompt policies index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
 clean: ## remove everything that make created
 	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis out build *.egg-info
