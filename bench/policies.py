@@ -1,4 +1,4 @@
-"""What a policy's choice costs, by the number of instances: the median of 200 choices on one random view, in milliseconds."""
+"""What a policy's choice costs, by the number of instances: medians of 200 choices on one random view."""
 
 from __future__ import annotations
 
