@@ -63,6 +63,8 @@ def _messages(raw: Any) -> list[Json]:
     message: Json = {"role": role}
     for block in _blocks(content):
         _read(block, message, parts, before)
+    if "reasoning" in message:
+        message["reasoning"] = "".join(message["reasoning"])
     if len(parts) == 1 and parts[0]["type"] == "text":
         message["content"] = parts[0]["text"]
     elif parts:
@@ -81,7 +83,7 @@ def _read(block: Json, message: Json, parts: list[Json], before: list[Json]) -> 
             parts.append({"type": "image_url"})
     elif kind == "thinking":
         if (thinking := _text(block, "thinking")) is not None:
-            message["reasoning"] = message.get("reasoning", "") + thinking
+            message.setdefault("reasoning", []).append(thinking)
     elif kind == "tool_use":
         # vLLM makes up an id with the time in it where there is none; no template that we know writes such ids.
         function = {"name": _text(block, "name") or "", "arguments": _arguments(block.get("input"))}

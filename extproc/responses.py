@@ -98,8 +98,10 @@ def _messages(items: list[Any]) -> list[Json]:
         last = messages[-1] if messages and messages[-1].get("role") == "assistant" else None
         if name is None:
             messages.append(_other(item))
-        elif name == "tool_calls" and last is not None and isinstance(last.get(name), list | None):
-            last[name] = [*(last.get(name) or ()), value]
+        elif name == "tool_calls" and last is not None and isinstance(last.get(name), list):
+            last[name].append(value)
+        elif name == "tool_calls" and last is not None and last.get(name) is None:
+            last[name] = [value]
         elif last is not None and last.get(name) is None:
             last[name] = value
         else:

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from extproc import openai, responses
+from extproc import anthropic, openai, responses
 from extproc.errors import RenderError, UnreadableBody
 from extproc.marks import Marks
 from extproc.model import Prompt, Request
@@ -325,6 +325,22 @@ def test_items_of_one_reply_are_one_message() -> None:
     assert [call["function"]["name"] for call in reply["tool_calls"]] == ["f", "n__g"]
     assert [tool["function"]["name"] for tool in request.tools or ()] == ["f", "n__g", "shell"]
     assert (request.turn, request.add_special_tokens, request.stored) == (3, True, True)
+
+
+def test_a_reply_of_many_pieces_is_put_together_once() -> None:
+    """Neither calls nor thoughts are copied for each that follows: a body can hold tens of thousands of them."""
+
+    class Thought(str):
+        def __radd__(self, before: str) -> str:
+            raise AssertionError("copied")
+
+    calls: list[Any] = [{"id": "c0", "function": {"name": "f"}}]
+    more = [{"type": "function_call", "name": "f", "call_id": f"c{i}", "arguments": "{}"} for i in range(1, 9)]
+    [message] = responses.chat({"input": [{"role": "assistant", "tool_calls": calls}, *more]})["messages"]
+    assert message["tool_calls"] is calls
+    assert [call["id"] for call in calls] == [f"c{i}" for i in range(9)]
+    thoughts = [{"type": "thinking", "thinking": Thought(text)} for text in "abc"]
+    assert anthropic.chat({"messages": [says("assistant", thoughts)]})["messages"][0]["reasoning"] == "abc"
 
 
 def test_a_reply_that_is_not_over_is_continued() -> None:
