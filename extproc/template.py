@@ -19,6 +19,7 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from extproc.errors import ConfigError, RenderError
 from extproc.tokenizer_files import read_json
@@ -28,7 +29,11 @@ Clock = Callable[[], datetime]
 _ATTRIBUTES_OF_DICT = frozenset(dir(dict))
 _ATTRIBUTES_OF_LOOP = frozenset({"first", "index", "index0", "last", "length", "nextitem", "previtem"})
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_ALLOWANCE = "the allowance"  # a variable that no template can name
+_ALLOWANCE = "the allowance"  # variables that no template can name
+# Characters and items that namespaces may be given, about one second of copying. A template that collects its output in
+# one copies all of it with every message; an agent's request of 1 MB in 500 messages may do so four times a message.
+_MAX_COPIED = 1 << 30
+_COPIES = "the copies"
 _TOO_LONG = "the template makes far more text of the request than it holds"
 
 
@@ -67,6 +72,7 @@ class ChatTemplate:
     def __init__(self, source: str, clock: Clock) -> None:
         environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, loopcontrols])
         environment.filters["tojson"] = _tojson
+        environment.globals["namespace"] = _namespace
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda pattern: clock().strftime(pattern)
         try:
@@ -86,7 +92,7 @@ class ChatTemplate:
         """
         fragments = [] if fragments is None else fragments
         append = fragments.append
-        given = {**variables, _ALLOWANCE: _Allowance(limit)}
+        given = {**variables, _ALLOWANCE: _Allowance(limit), _COPIES: _Allowance(_MAX_COPIED)}
         left = limit
         for fragment in self._template.root_render_func(self._template.new_context(given)):
             append(fragment)
@@ -97,17 +103,34 @@ class ChatTemplate:
 
 
 class _Allowance:
-    """How many characters may still be dumped as JSON: with indentation, far more than a request holds."""
+    """How much may still be made that the output need not show: JSON, which indentation makes long, or copies."""
 
     def __init__(self, limit: int) -> None:
         self._left = limit
 
-    def spend(self, text: str) -> str:
-        """The text itself. Raises RenderError where it is longer than what is left."""
-        self._left -= len(text)
+    def spend(self, made: str | list[Any]) -> None:
+        """Raises RenderError where this is more than what is left."""
+        self._left -= len(made)
         if self._left < 0:
             raise RenderError(_TOO_LONG)
-        return text
+
+
+class _Namespace(Namespace):
+    """Jinja's namespace, with an allowance: `ns.text = ns.text + ...` in a loop copies all text every time."""
+
+    copies: _Allowance
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if isinstance(value, str | list):
+            object.__getattribute__(self, "copies").spend(value)
+        super().__setitem__(name, value)
+
+
+@pass_context
+def _namespace(context: Context, *args: Any, **kwargs: Any) -> _Namespace:
+    made = _Namespace(*args, **kwargs)
+    made.copies = context.parent[_COPIES]
+    return made
 
 
 class _Environment(ImmutableSandboxedEnvironment):
@@ -153,11 +176,15 @@ def _tojson(
 ) -> str:
     allowance: _Allowance = context.parent[_ALLOWANCE]
     if not ensure_ascii and indent is None and separators is None and not sort_keys:
-        return allowance.spend(_ENCODER.encode(value))  # without building an encoder for every tool call
+        text = _ENCODER.encode(value)  # without building an encoder for every tool call
+        allowance.spend(text)
+        return text
     encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    if indent is None:
-        return allowance.spend(encoder.encode(value))
-    return "".join(map(allowance.spend, encoder.iterencode(value)))
+    pieces = []
+    for piece in (encoder.encode(value),) if indent is None else encoder.iterencode(value):
+        allowance.spend(piece)
+        pieces.append(piece)
+    return "".join(pieces)
 
 
 def _raise_exception(message: str) -> None:

@@ -104,6 +104,15 @@ def test_a_template_stops_at_its_limit(source: str) -> None:
     ChatTemplate(source, noon).run({"x": value}, 800)
 
 
+def test_a_namespace_is_not_copied_without_end() -> None:
+    """Output that a template collects in a namespace, all of it copied for each message, ends at some size too."""
+    source = "{% set ns = namespace(text='') %}{% for i in range(N) %}{% set ns.text = ns.text + x %}{% endfor %}"
+    piece = "x" * 1_000_000
+    assert run(source.replace("N", "20") + "{{ ns.text | length }}", x=piece) == "20000000"
+    with pytest.raises(RenderError):
+        run(source.replace("N", "60"), x=piece)
+
+
 def test_a_dump_ends_where_its_limit_does() -> None:
     """Of a deep value, whose indentation is many times as long as itself, no more is dumped than may be."""
 
