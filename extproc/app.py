@@ -88,6 +88,7 @@ class Options:
     tls_self_signed: bool = False
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
+    replica: str = ""  # whom this process succeeds: what that one followed is taken over at once
 
     @property
     def shared(self) -> bool:
@@ -227,7 +228,7 @@ class Node:
             for name, pool in settings.pools.items()
             if follow and pool.source is Source.EVENTS and pool.model_dir is not None
         }
-        replica = secrets.token_hex(8)
+        replica = options.replica or secrets.token_hex(8)
         routed = [name for name, pool in self.pools.items() if pool.source is Source.ROUTED]
         self.recorder = Recorder(self.index, routed, writer=replica)
         self._leases = Leases.from_url(options.index, replica) if self._followers and options.shared else None

@@ -96,6 +96,7 @@ def _run(arguments: argparse.Namespace, *, follow_only: bool) -> int:
         tls_self_signed=arguments.tls_self_signed,
         conformance=arguments.conformance,
         debug_explain=arguments.debug_explain,
+        replica=arguments.replica,
     )
     try:
         settings = config.load(options.envoy_yaml)
@@ -195,6 +196,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--envoy-yaml", type=Path, required=True, metavar="PATH", help="the Envoy configuration")
     for command in (serve, follow):
         command.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
+        command.add_argument("--replica", default="", help=argparse.SUPPRESS)
 
     add = serve.add_argument
     add("--listen", type=_address, default="127.0.0.1:9002", metavar="HOST:PORT", help="gRPC, default %(default)s")

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 import sys
 from collections.abc import Sequence
 
@@ -21,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 STRIDE = 10  # from one worker's ports to the next one's: the defaults 9002, 9003 and 9090 never meet
 KILL_AFTER_S = 5.0  # beyond the drain, a child that still lives hangs
-RESTART_S = 1.0  # pause before a dead child is started again, so that a broken one does not spin
+RESTART_S = 1.0  # between two starts of a child, so that a broken one does not spin
 
 
 async def serve(settings: Settings, options: Options) -> None:
@@ -73,7 +74,11 @@ def _worker(options: Options, number: int) -> Sequence[str]:
 
 
 def _follower(options: Options) -> Sequence[str]:
-    return _command(options, ["follow", "--metrics", str(_next(options.metrics, options.workers))])
+    # Started again it has the same name, so that it need not wait until the leases of the dead one run out.
+    replica = secrets.token_hex(8)
+    return _command(
+        options, ["follow", "--replica", replica, "--metrics", str(_next(options.metrics, options.workers))]
+    )
 
 
 def _command(options: Options, arguments: Sequence[str]) -> Sequence[str]:
@@ -92,7 +97,9 @@ async def _keep_running(command: Sequence[str], stop: asyncio.Event, patience_s:
     One that has not ended `patience_s` seconds later hangs, and is killed.
     """
     stopping = asyncio.create_task(stop.wait())
+    loop = asyncio.get_running_loop()
     while not stop.is_set():
+        again = loop.time() + RESTART_S
         child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
         ended = asyncio.create_task(child.wait())
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
@@ -106,4 +113,4 @@ async def _keep_running(command: Sequence[str], stop: asyncio.Event, patience_s:
             await ended
             return
         _log.error("`extproc %s` ended with status %d; starting it again", command[3], ended.result())
-        await asyncio.wait((stopping,), timeout=RESTART_S)
+        await asyncio.wait((stopping,), timeout=max(0.0, again - loop.time()))

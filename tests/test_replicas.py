@@ -131,6 +131,13 @@ async def test_leases_while_redis_is_away(own_redis: RedisServer, monkeypatch: p
         await leases.close()
 
 
+async def test_a_successor_by_the_same_name_need_not_wait(open_leases: Open) -> None:
+    """A process that is started again in place of a dead one takes over its leases at once."""
+    dead, started_again = open_leases("a"), open_leases("a")
+    assert await dead.renew("pool", NAMES) == set(NAMES)
+    assert await started_again.renew("pool", NAMES) == set(NAMES)
+
+
 async def test_a_lease_that_another_took_meanwhile_is_lost(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
