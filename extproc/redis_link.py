@@ -86,7 +86,10 @@ def connect(address: Address, connections: int) -> Client:
 def connect_to_one(address: Address, connections: int) -> Redis:
     """Like `connect`, to the server that the URL names, even where it is one node of a cluster. Raises ConfigError."""
     try:
-        client: Redis = Redis.from_url(address.url, **_options(connections))
+        options = _options(connections)
+        if address.url.startswith("unix:"):
+            del options["socket_keepalive"]  # which redis-py does not know there
+        client: Redis = Redis.from_url(address.url, **options)
         pool = client.connection_pool
         pool.connection_class = _NAMED.get(pool.connection_class, pool.connection_class)
         pool.connection_class(**pool.connection_kwargs)  # judges the options without connecting

@@ -22,7 +22,7 @@ from extproc.index import Change
 from extproc.index import redis as redis_index
 from extproc.index.redis import SLOTS, RedisIndex
 from extproc.names import look_up
-from tests.redis_server import RedisServer, redis_server
+from tests.redis_server import WHEEL, RedisServer, redis_server
 
 CHAIN = tuple(range(1000, 1200))
 ADD = [Change("pool", "a", forget=True, add=CHAIN)]
@@ -295,3 +295,16 @@ async def test_lookups_are_shared_and_may_be_given_up(monkeypatch: pytest.Monkey
     with pytest.raises(socket.gaierror):
         await waiting[9]
     assert asked == ["redis"]
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    """`unix://` reaches a Redis on this machine without a port."""
+    path = tmp_path / "redis.sock"
+    server = RedisServer(WHEEL, "--unixsocket", str(path))
+    server.start()
+    try:
+        async with opened(f"unix://{path}") as index:
+            await until_it_works(lambda: index.apply(ADD))
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+    finally:
+        server.stop()
