@@ -153,7 +153,7 @@ def _change(block: Json, tools: dict[str, Json], removed: set[str]) -> None:
         tools[name] = tool
     elif kind == "tool_reference" and isinstance(change.get("name"), str) and change["name"] in tools:
         name = change["name"]
-        if adds:
+        if adds and tools[name].get("defer_loading") is not None:
             tools[name] = {**tools[name], "defer_loading": None}
     else:
         raise UnreadableBody(f"a {block['type']} names no tool")

@@ -21,6 +21,8 @@ PATH = "/v1/responses"
 HEAD_BYTES = 16_384
 MAX_ID = 128  # characters; vLLM's own have 37, but clients may bring theirs
 
+_MAX_NAMESPACE = 256  # characters, of which OpenAI allows 64: the name is put before that of each function in it
+
 _ID = re.compile(rb'"id"\s*:\s*"([\x21\x23-\x5b\x5d-\x7e]{1,%d})"' % MAX_ID)
 _PARTIAL = frozenset({"in_progress", "incomplete"})
 _CUSTOM_INPUT = {
@@ -176,8 +178,11 @@ def _functions(tool: Any) -> list[Json]:
         inner = tool.get("tools")
         if not isinstance(inner, list):
             raise UnreadableBody("a namespace has no list of tools")
+        name = _text(tool, "name")
+        if len(name or "") > _MAX_NAMESPACE:
+            raise UnreadableBody("the name of a namespace is too long")
         functions = (_function(each) for each in inner if isinstance(each, dict) and each.get("type") == "function")
-        return [{**function, "name": f"{tool.get('name')}__{function['name']}"} for function in functions]
+        return [{**function, "name": f"{name}__{function['name']}"} for function in functions]
     if not isinstance(kind, str):
         raise UnreadableBody("an entry of `tools` has no type")
     return []

@@ -343,6 +343,27 @@ def test_a_reply_of_many_pieces_is_put_together_once() -> None:
     assert anthropic.chat({"messages": [says("assistant", thoughts)]})["messages"][0]["reasoning"] == "abc"
 
 
+def test_a_long_name_is_not_repeated_for_every_function() -> None:
+    """A namespace's name stands before that of each of its functions: gigabytes, where both are many."""
+    inner = [{"type": "function", "name": f"f{i}"} for i in range(3)]
+    with pytest.raises(UnreadableBody):
+        responses.chat({"input": "Q", "tools": [{"type": "namespace", "name": "n" * 1000, "tools": inner}]})
+    [first, *_] = responses.chat({"input": "Q", "tools": [{"type": "namespace", "name": "n", "tools": inner}]})["tools"]
+    assert first["function"]["name"] == "n__f0"
+
+
+def test_a_tool_is_copied_only_where_it_changes() -> None:
+    """A large tool that is named again and again stays the object that it is."""
+    tool: dict[str, Any] = {"name": "f", "input_schema": {}, "defer_loading": True}
+    change = {"type": "tool_addition", "tool": {"type": "tool_reference", "name": "f"}}
+    tools = {"f": tool}
+    anthropic._change(change, tools, set())
+    once = tools["f"]
+    assert once == {**tool, "defer_loading": None}
+    anthropic._change(change, tools, set())
+    assert tools["f"] is once
+
+
 def test_a_reply_that_is_not_over_is_continued() -> None:
     """vLLM goes on with a last item that says that it is incomplete."""
     part = {"type": "message", "status": "incomplete", **says("assistant", [{"type": "output_text", "text": "I th"}])}
