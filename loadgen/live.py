@@ -16,6 +16,7 @@ from rich.text import Text
 
 from loadgen.summary import WINDOW, Summary
 
+SIDE_BY_SIDE = 3  # policies that fit as columns into 80; more become rows
 LINE_EVERY = 5.0  # seconds between two plain lines
 
 
@@ -173,20 +174,32 @@ def comparison(results: Sequence[tuple[str, Summary]]) -> Table:
         caption="request-seconds: the time that requests spent at an instance",
         caption_justify="left",
     )
-    table.add_column("")
-    for policy, _ in results:
-        table.add_column(policy, justify="right")
     summaries = [summary for _, summary in results]
-    table.add_row("prompt tokens found in the cache", *(_percent(one.hit_ratio) for one in summaries))
-    table.add_row(
-        f"request-seconds in {WINDOW:.0f} s windows, busiest / mean", *(f"{one.imbalance:.2f}" for one in summaries)
+    figures = (  # what it is, as a column's head, and its values
+        ("prompt tokens found in the cache", "cached", [_percent(one.hit_ratio) for one in summaries]),
+        (
+            f"request-seconds in {WINDOW:.0f} s windows, busiest / mean",
+            "busiest",
+            [f"{s.imbalance:.2f}" for s in summaries],
+        ),
+        ("TTFT p50", "TTFT p50", [f"{one.ttft_p50 * 1000:.0f} ms" for one in summaries]),
+        ("TTFT p90", "p90", [f"{one.ttft_p90 * 1000:.0f} ms" for one in summaries]),
+        ("follow-ups back at their session's instance", "back", [_percent(one.stickiness) for one in summaries]),
+        ("requests, failed", "requests", [f"{one.requests}, {one.failed}" for one in summaries]),
+        ("first turns per instance", "first turns", [_counts(one.first_turns) for one in summaries]),
+        ("requests per instance", "per instance", [_counts(one.per_instance) for one in summaries]),
     )
-    table.add_row("TTFT p50", *(f"{one.ttft_p50 * 1000:.0f} ms" for one in summaries))
-    table.add_row("TTFT p90", *(f"{one.ttft_p90 * 1000:.0f} ms" for one in summaries))
-    table.add_row("follow-ups back at their session's instance", *(_percent(one.stickiness) for one in summaries))
-    table.add_row("requests, failed", *(f"{one.requests}, {one.failed}" for one in summaries))
-    table.add_row("first turns per instance", *(_counts(one.first_turns) for one in summaries))
-    table.add_row("requests per instance", *(_counts(one.per_instance) for one in summaries))
+    table.add_column("", no_wrap=True)
+    if len(results) <= SIDE_BY_SIDE:
+        for policy, _ in results:
+            table.add_column(policy, justify="right")
+        for title, _, values in figures:
+            table.add_row(title, *values)
+    else:
+        for _, head, _ in figures:
+            table.add_column(head, justify="right", no_wrap=True)
+        for number, (policy, _) in enumerate(results):
+            table.add_row(policy, *(values[number] for _, _, values in figures))
     return table
 
 
