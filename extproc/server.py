@@ -37,7 +37,7 @@ from extproc.exchange import (
 from extproc.model import Disaggregation, Reason
 from extproc.pools import Pool
 from extproc.prefill import Outcome, Prefiller, PrefillFailed
-from extproc.query import Ask, explicit_turn
+from extproc.query import Ask, Query, explicit_turn
 from extproc.responses import IdReader
 from extproc.router import Routed, Router
 from extproc.suspects import ERRORS
@@ -210,6 +210,8 @@ class Processor:
         for opinion in routed.shadows:
             metrics.SHADOW_DECISIONS.labels(pool.name, opinion.policy, str(opinion.agrees).lower()).inc()
             metrics.SHADOW_HIT_BYTES.labels(pool.name, opinion.policy).inc(opinion.hit)
+        # A stream lives as long as the reply; body and keys need not, and in thousands of streams they are gigabytes.
+        stream.ask, stream.routed = Ask(), replace(routed, query=Query(), held={}, shadows=())
         route = self._route(stream.metadata)
         sidecar = route.disaggregation is Disaggregation.SIDECAR
         chosen = pool.name if len(route.clusters) > 1 else None

@@ -16,7 +16,7 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
-from extproc import metrics
+from extproc import metrics, server
 from extproc.config import RouteSettings
 from extproc.index.memory import MemoryIndex
 from extproc.loads import Loads
@@ -168,6 +168,21 @@ async def test_an_instance_that_answers_with_errors(
     served.pool.instances = [first, second]
     candidates = served.pool.candidates(asyncio.get_running_loop().time())
     assert candidates == ([second] if left_alone else [first, second])
+
+
+async def test_a_stream_lets_go_of_the_body(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reply takes minutes; what a stream holds meanwhile is a choice and a load, not the request."""
+    made: list[Any] = []
+    new = server._Stream
+    monkeypatch.setattr(server, "_Stream", lambda *arguments: made.append(new(*arguments)) or made[-1])
+    stream = served.stream()
+    await ask(stream, headers(), body(BODY), answered())
+    (held,) = made
+    assert held.routed.choice.prompt > 0
+    assert (held.ask.body, held.exchange._body) == (None, [])
+    assert not held.routed.query.chain
+    assert not held.routed.held
+    stream.cancel()
 
 
 async def test_an_unknown_pool_is_left_to_envoy(served: Served) -> None:
