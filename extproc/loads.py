@@ -45,6 +45,7 @@ class Loads:
 
     def __init__(self) -> None:
         self._own: dict[str, dict[str, tuple[int, int]]] = defaultdict(dict)
+        self._told: dict[str, Mapping[str, tuple[int, int]]] = {}  # what peers were last told of it
         self._peers: dict[tuple[str, str], Mapping[str, tuple[int, int]]] = {}
 
     def start(self, pool: str, instance: str, prefill: int) -> Ticket:
@@ -58,8 +59,12 @@ class Loads:
         return [requests for requests, _ in totals], [prefill for _, prefill in totals]
 
     def snapshot(self, pool: str) -> Mapping[str, tuple[int, int]]:
-        """This process's own (requests in flight, unprefilled bytes) by instance; idle instances are absent."""
-        return dict(self._own[pool])
+        """This process's own (requests in flight, unprefilled bytes) by instance; idle instances are absent.
+
+        Whoever asks tells the peers: until the next call, they do not know of what is started from now on.
+        """
+        self._told[pool] = told = dict(self._own[pool])
+        return told
 
     def merge(self, replica: str, pool: str, counts: Mapping[str, tuple[int, int]]) -> None:
         """Replace what is known of a peer's loads."""
@@ -72,8 +77,16 @@ class Loads:
 
     def _totals(self, pool: str, instances: Sequence[str]) -> list[tuple[int, int]]:
         idle = (0, 0)
-        own = self._own[pool]
+        own, told = self._own[pool], self._told.get(pool, {})
         totals = [own.get(instance, idle) for instance in instances]
+        peers = sum(peer_pool == pool for _, peer_pool in self._peers)
+        if peers:
+            # Peers see the same idle instance at this moment: until they hear of it, take it that each did what we did.
+            for i, instance in enumerate(instances):
+                requests, prefill = totals[i]
+                known = told.get(instance, idle)
+                unheard = max(0, requests - known[0]), max(0, prefill - known[1])
+                totals[i] = (requests + peers * unheard[0], prefill + peers * unheard[1])
         for (_, peer_pool), counts in self._peers.items():
             if peer_pool == pool and counts:
                 for i, instance in enumerate(instances):

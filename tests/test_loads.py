@@ -42,6 +42,7 @@ def test_peers_are_added_until_dropped() -> None:
     """Loads of other replicas count, are replaced by their next word, and vanish with them; pools stay apart."""
     loads = Loads()
     loads.start("pool", "a", 10)
+    loads.snapshot("pool")
     loads.merge("r2", "pool", {"a": (2, 30), "b": (1, 0)})
     loads.merge("r2", "other", {"a": (9, 9)})
     assert loads.view("pool", ["a", "b"]) == ([3, 1], [40, 0])
@@ -50,6 +51,21 @@ def test_peers_are_added_until_dropped() -> None:
     loads.drop("r2")
     assert loads.view("pool", ["a", "b"]) == ([1, 0], [10, 0])
     assert loads.view("other", ["a"]) == ([0], [0])
+
+
+def test_peers_are_taken_to_do_what_we_just_did() -> None:
+    """Two routers that see one idle instance at once must not both fill it: what was not told yet counts for each."""
+    loads = Loads()
+    loads.merge("r2", "pool", {})
+    loads.merge("r3", "pool", {"b": (4, 0)})
+    loads.start("pool", "a", 100)
+    assert loads.view("pool", ["a", "b"]) == ([3, 4], [300, 0])
+    loads.snapshot("pool")
+    assert loads.view("pool", ["a", "b"]) == ([1, 4], [100, 0])
+    loads.drop("r2")
+    loads.drop("r3")
+    loads.start("pool", "a", 100)
+    assert loads.view("pool", ["a", "b"]) == ([2, 0], [200, 0])
 
 
 @given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["start", "prefilled", "move", "release"]))))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import uuid
 from collections import Counter
 from collections.abc import Awaitable, Iterator, Sequence
 from contextlib import asynccontextmanager
@@ -14,7 +15,7 @@ import pytest
 from redis import Redis
 
 from loadgen.stack import REDIS, Stack
-from tests.e2e.agents import WORD, Answer, chat, decisions, loads, post, until
+from tests.e2e.agents import WORD, Answer, chat, decision, decisions, loads, post, until
 from tests.e2e.routers import all_followed, directly, follower_of, hit
 from tests.redis_server import BINARIES
 
@@ -101,15 +102,12 @@ async def steadily(stack: Stack, seconds: float, answers: list[Answer], conversa
 
 async def sticks(stack: Stack) -> bool:
     """Whether new sessions stay on their engine, each for a reason."""
-    before = len(decisions(stack, 0))
-    for number in range(3):
-        conversation = Conversation(f"{before} {number}")
+    reasons: Counter[str | None] = Counter()
+    for _ in range(3):
+        conversation = Conversation(uuid.uuid4().hex)
         for _ in range(2):
-            await conversation.turn(stack)
-    return Counter(made.get("reason") for made in decisions(stack, before + 6)[before:]) == {
-        "first_turn": 3,
-        "stick": 3,
-    }
+            reasons[(await decision(stack, await conversation.turn(stack))).get("reason")] += 1
+    return reasons == {"first_turn": 3, "stick": 3}
 
 
 @once
