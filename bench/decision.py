@@ -20,11 +20,12 @@ import time
 from pathlib import Path
 
 import grpc
+import yaml
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from bench.chat import body
 from loadgen.engine_server import MODEL_DIR
-from loadgen.envoy_config import EnvoySettings, render
+from loadgen.envoy_config import HOST, EnvoySettings, render
 
 ROOT = Path(__file__).resolve().parent.parent
 METHOD = "/envoy.service.ext_proc.v3.ExternalProcessor/Process"
@@ -38,12 +39,16 @@ def configuration(directory: Path, instances: int) -> Path:
         admin_port=2,
         access_log=directory / "access.log",
         model_dir=MODEL_DIR,
-        engines=[{"port": 20_000 + number} for number in range(instances)],
+        engines=[
+            {"port": 20_000 + number, "kv_events": f"tcp://{HOST}:{21_000 + number}"} for number in range(instances)
+        ],
         extproc_ports=[3],
-        cluster={"source": "routed"},
     )
+    shipped = yaml.safe_load(render(settings))
+    for cluster in shipped["static_resources"]["clusters"]:
+        cluster.pop("health_checks", None)  # of engines that do not exist
     path = directory / "envoy.yaml"
-    path.write_text(render(settings))
+    path.write_text(yaml.safe_dump(shipped))
     return path
 
 
@@ -120,7 +125,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         path = configuration(Path(directory), arguments.instances)
         serve = [sys.executable, "-m", "extproc", "serve", "--log-level", "warning", "--envoy-yaml", str(path)]
-        serve += ["--listen", ours, "--health", f"127.0.0.1:{ports[2]}", "--metrics", f"127.0.0.1:{ports[3]}"]
+        serve += ["--no-follow", "--listen", ours, "--health", f"127.0.0.1:{ports[2]}"]
+        serve += ["--metrics", f"127.0.0.1:{ports[3]}"]
         servers = [
             ("empty server", empty, [sys.executable, str(ROOT / "bench" / "empty_server.py"), empty]),
             ("extproc", ours, serve),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import gc
 import logging
 import secrets
 import signal
@@ -137,6 +138,8 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         checker.start()
         for one in (probes, server):
             await one.start()
+        gc.collect()
+        gc.freeze()  # vocabularies and types stay for good: no later collection need look at them
         await health.set(ready=True)
         names, secured = ", ".join(node.pools), "TLS" if certificates else "plaintext"
         index = without_secrets(options.index)
