@@ -1,8 +1,8 @@
 """From a request to an instance. `Router.pick` reads top to bottom; its only await is the index.
 
 Everything between reading the loads and counting the request is synchronous, so no two decisions of one process can
-see the same idle instance. What cannot be read is routed by load alone, with the reason; only a pool without any
-instance is an error.
+see the same idle instance. What cannot be read is routed by load alone, with the reason; only a request that no
+instance may take, or that the route sheds, is an error.
 """
 
 from __future__ import annotations
