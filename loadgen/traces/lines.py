@@ -1,0 +1,81 @@
+"""Files line by line, plain or gzip, and the one error of whoever reads them. Knows no format."""
+
+from __future__ import annotations
+
+import gzip
+import re
+import zlib
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from loadgen.commands import CommandError
+
+T = TypeVar("T")
+
+Count = Annotated[int, msgspec.Meta(ge=0)]  # tokens, names
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+
+GZIP = b"\x1f\x8b"
+_FIELD = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
+
+
+class TraceError(CommandError):
+    """A trace cannot be read: `path:line: field: what was expected`, as far as there is a line and a field."""
+
+    def __init__(self, path: Path, line: int | None, text: str, field: str = "") -> None:
+        where = str(path) if line is None else f"{path}:{line}"
+        super().__init__(f"{where}: {field}: {text}" if field else f"{where}: {text}")
+
+
+def lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, each with its number from 1. Raises TraceError."""
+    number = 0
+    try:
+        with path.open("rb") as raw:
+            packed = raw.read(2) == GZIP
+        with gzip.open(path) if packed else path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+    except OSError as error:  # gzip.BadGzipFile is one
+        raise TraceError(path, number + 1 if number else None, error.strerror or str(error)) from error
+    except (EOFError, zlib.error) as error:
+        raise TraceError(path, number + 1, "the gzip file is cut off or damaged; expected it whole") from error
+
+
+def head(path: Path) -> tuple[tuple[int, bytes], Iterator[tuple[int, bytes]]]:
+    """The first line, and all of them. Raises TraceError, also where there is none."""
+    every = lines(path)
+    first = next(every, None)
+    if first is None:
+        raise TraceError(path, None, "the file is empty; expected a trace")
+    return first, chain([first], every)
+
+
+def decode(decoder: msgspec.json.Decoder[T], path: Path, number: int | None, text: bytes) -> T:
+    """One JSON value, checked. Raises TraceError that names the field and what was expected."""
+    try:
+        return decoder.decode(text)
+    except msgspec.ValidationError as error:
+        raise explained(path, number, error) from error
+    except UnicodeDecodeError as error:
+        raise TraceError(path, number, "not UTF-8; expected JSON in UTF-8") from error
+    except msgspec.DecodeError as error:
+        raise TraceError(path, number, f"not valid JSON, or cut off ({error}); expected one whole object") from error
+
+
+def explained(path: Path, number: int | None, error: msgspec.ValidationError) -> TraceError:
+    """msgspec's words on a value of the wrong shape -> field and expectation."""
+    match = _FIELD.match(str(error))
+    text, where = (match["text"], match["path"] or "") if match else (str(error), "")
+    where = where.removeprefix("$").removeprefix(".")
+    if missing := _MISSING.match(text):
+        field = f"{where}.{missing['field']}" if where else missing["field"]
+        return TraceError(path, number, "missing; expected in every line", field)
+    return TraceError(path, number, text[:1].lower() + text[1:], where)
