@@ -206,6 +206,17 @@ class ChatApi:
             raise invalid(str(error), "prompt") from error
         return {"count": len(tokens), "max_model_len": self.served.max_model_len, "tokens": tokens.tolist()}
 
+    def render(self, body: Mapping[str, Json], *, id: str) -> dict[str, Json]:  # noqa: A002 - OpenAI's name
+        """The answer of POST /v1/chat/completions/render: the tokens that a chat would be served with.
+
+        Raises:
+            Refused: as for a completion.
+        """
+        model = self.model(body)
+        salt = _optional(body, "cache_salt", str)
+        tokens = self.prompt(body).tolist()
+        return {"request_id": id, "token_ids": tokens, "sampling_params": {}, "model": model, "cache_salt": salt}
+
     def _reply(self, body: Mapping[str, Json], prompt: array[int], model: str) -> Reply:
         room = self.served.max_model_len - len(prompt)
         wanted = _optional(body, "max_completion_tokens", int)

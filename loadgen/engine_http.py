@@ -45,6 +45,7 @@ class Server:
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
         app.on_response_prepare.append(_sign)
         app.router.add_post("/v1/chat/completions", self.chat_completions)
+        app.router.add_post("/v1/chat/completions/render", self.render)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/reset_prefix_cache", self.reset_prefix_cache)
         app.router.add_get("/health", self.health)
@@ -105,6 +106,10 @@ class Server:
     async def tokenize(self, request: web.Request) -> web.Response:
         """The token ids of a chat or a text: the oracle for whoever renders prompts himself."""
         return _json(await asyncio.to_thread(self._api.tokenize, await _body(request)))
+
+    async def render(self, request: web.Request) -> web.Response:
+        """The token ids that a chat would be served with: other routers ask this for each request."""
+        return _json(await asyncio.to_thread(self._api.render, await _body(request), id=f"chatcmpl-{uuid.uuid4().hex}"))
 
     async def reset_prefix_cache(self, _request: web.Request) -> web.Response:
         """Forget the cache, unless requests run."""

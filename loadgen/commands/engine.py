@@ -29,7 +29,8 @@ example: an engine that a router can follow, and a question to it
   curl -s localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}'
 
-endpoints: POST /v1/chat/completions /tokenize /reset_prefix_cache, GET /health /metrics /v1/models
+endpoints: POST /v1/chat/completions /v1/chat/completions/render /tokenize /reset_prefix_cache, and more (docs/apis.md);
+GET /health /metrics /v1/models
 """
 
 

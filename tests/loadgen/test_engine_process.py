@@ -191,6 +191,16 @@ async def test_a_session_with_tool_calls_stays_in_the_cache(http: aiohttp.Client
     assert follow_up["usage"]["prompt_tokens_details"]["cached_tokens"] == (known - template_tail - 1) // 16 * 16
 
 
+async def test_a_chat_is_rendered_for_routers_that_ask(http: aiohttp.ClientSession) -> None:
+    """What /v1/chat/completions/render answers are the tokens that the same chat is served with."""
+    body = {"messages": [{"role": "user", "content": LONG}], "tools": TOOLS, "max_tokens": 3}
+    async with http.post(f"{CHAT}/render", json=body) as response:
+        rendered = await response.json()
+    async with http.post("/tokenize", json=body) as response:
+        assert rendered["token_ids"] == (await response.json())["tokens"]
+    assert len(rendered["token_ids"]) == (await ask(http, **body))["usage"]["prompt_tokens"]
+
+
 async def test_other_caches_are_kept_apart(http: aiohttp.ClientSession) -> None:
     """Equal prompts under another LoRA adapter or another cache_salt share nothing."""
     messages = [{"role": "system", "content": f"apart {LONG}"}, {"role": "user", "content": "hello"}]

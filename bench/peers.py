@@ -1,0 +1,105 @@
+"""Two other routers over our simulated engines, for comparison: vllm-router 0.1.17 and sglang-router (smg) 0.3.2.
+
+They live in a virtual environment of their own and are no dependency of this project. Knows how they are started and
+which of their settings matter; measures nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from loadgen.envoy_config import HOST
+from loadgen.parts import Engine, StackFailed, get
+from loadgen.processes import Child, free_port, uninterrupted
+
+VENV = Path("/tmp/peers-venv")
+PROGRAMS = {"vllm-router": ("vllm-router",), "smg": ("smg", "launch")}
+LOG_LEVEL = {"vllm-router": "warning", "smg": "warn"}  # each has names of its own
+MAKE = "python3 -m venv {venv} && {venv}/bin/pip install vllm-router==0.1.17 sglang-router==0.3.2"
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """One of the routers with its policy and settings (`{"balance-abs-threshold": 4}` is --balance-abs-threshold 4)."""
+
+    program: str  # a key of PROGRAMS
+    policy: str = "cache_aware"
+    settings: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def label(self) -> str:
+        """What tables call it."""
+        return f"{self.program} {self.policy}"
+
+
+class PeerStack:
+    """Engines behind a peer, with nothing of ours in between; everything ends with the `with` block.
+
+    Attributes: `url` (where clients send their requests), `engines`, `router`.
+    """
+
+    def __init__(
+        self, peer: Peer, engines: int, engine_options: Sequence[str] = (), venv: Path = VENV, *, directory: Path
+    ) -> None:
+        """Choose ports; nothing runs before the `with` block.
+
+        Raises:
+            StackFailed: the peer is not installed.
+        """
+        words = PROGRAMS[peer.program]
+        program = venv / "bin" / words[0]
+        if not program.exists():
+            raise StackFailed(f"{program} is not there. {MAKE.format(venv=venv)} brings it")
+        directory.mkdir(parents=True, exist_ok=True)
+        self.engines = [Engine(number, directory, engine_options, events=False) for number in range(engines)]
+        port, metrics = free_port(), free_port()
+        self.url = f"http://{HOST}:{port}"
+        self.metrics_url = f"http://{HOST}:{metrics}/metrics"
+        arguments = [str(program), *words[1:], "--host", HOST, "--port", str(port), "--policy", peer.policy]
+        arguments += ["--prometheus-host", HOST, "--prometheus-port", str(metrics)]
+        arguments += ["--log-level", LOG_LEVEL[peer.program], "--worker-urls", *(engine.url for engine in self.engines)]
+        for name, value in peer.settings.items():
+            arguments += [f"--{name}", f"{value:g}"]
+        self.router = Child(
+            peer.program, arguments, directory / f"{peer.program}.log", lambda: get(f"{self.url}/health") is not None
+        )
+
+    @property
+    def children(self) -> list[Child]:
+        """Everything that runs, in the order of starting."""
+        return [*self.engines, self.router]
+
+    def __enter__(self) -> PeerStack:
+        """Start the engines, then the router. Raises ProcessFailed with the end of the log of what failed."""
+        try:
+            for wave in (self.engines, [self.router]):
+                for child in wave:
+                    child.start()
+                for child in wave:
+                    child.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything. A second Ctrl-C does not interrupt it."""
+        with uninterrupted():
+            for child in self.children:
+                child.terminate()
+            for child in self.children:
+                child.stop(grace=1.0)
+
+    def metric(self, name: str, *labels: str) -> float:
+        """The sum of the router's metric over the lines with all these `label="value"`; 0 without any."""
+        lines = (get(self.metrics_url) or b"").decode().splitlines()
+        found = [line for line in lines if line.startswith(name) and all(label in line for label in labels)]
+        return sum(float(line.rpartition(" ")[2]) for line in found)
