@@ -5,6 +5,7 @@ Every method that reads raises `msgspec.DecodeError` for what is not of that for
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -59,6 +60,7 @@ class Reading:
         self.done = False
         self.error: str | None = None
         self.begun = False  # a first token has come
+        self.pieces = 0  # of text: of a stream, about as many as its tokens
         self.usage = Usage()
         self._text: list[str] = []
         self._calls: dict[int, tuple[list[str], list[str], list[str]]] = {}  # id, name, arguments
@@ -104,9 +106,19 @@ class Reading:
         for choice in answer.choices:
             self.begun = True
             message = choice.delta or choice.message or Message()
-            self._text.append(message.content or "")
+            if message.content:
+                self._text.append(message.content)
+                self.pieces += 1
             for place, call in enumerate(message.tool_calls or ()):
                 # Parts of a stream say which call they belong to; calls of a whole answer stand in order.
                 parts = self._calls.setdefault(call.index if choice.delta else place, ([], [], []))
                 for part, text in zip(parts, (call.id, call.function.name, call.function.arguments), strict=True):
                     part.append(text or "")
+
+
+def following(text: str, before: Mapping[str, Json]) -> list[dict[str, Json]]:
+    """The messages that bring `text` after the message `before`: results of the calls in it, or a user's message."""
+    calls = before.get("tool_calls") or []
+    if not calls:
+        return [{"role": "user", "content": text}]
+    return [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]

@@ -7,7 +7,6 @@ engine's cache.
 from __future__ import annotations
 
 import asyncio
-import io
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,12 +14,10 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from loadgen.answers import Reading
+from loadgen.answers import following
 from loadgen.chat import Json
-from loadgen.workload import Session, Turn
-
-CHAT = "/v1/chat/completions"
-ENGINE_HEADER = "x-engine"  # set by simulated engines: ip:port
+from loadgen.streaming import CHAT, Exchange, connect
+from loadgen.workload import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,13 +69,7 @@ async def run(
         options["model"] = model
     slots = asyncio.Semaphore(concurrency or max(1, len(sessions)))
     began = time.monotonic()
-    # No keep-alive limit and no limit of connections: what is measured is the server, not this client's pool.
-    async with aiohttp.ClientSession(
-        base_url,
-        connector=aiohttp.TCPConnector(limit=0),
-        timeout=aiohttp.ClientTimeout(total=timeout_s),
-        headers={"content-type": "application/json", **(headers or {})},
-    ) as http:
+    async with connect(base_url, headers=headers, timeout_s=timeout_s) as http:
 
         async def one(session: Session) -> None:
             async with slots:
@@ -100,49 +91,27 @@ async def _session(
         await asyncio.sleep(turn.think_s)
         if turn.compact or not messages:
             messages = [{"role": "system", "content": session.system}]
-        messages += _asks(turn, messages[-1])
+        messages += following(turn.text, {} if turn.compact else messages[-1])
         body = {**options, "messages": messages, "tools": session.tools, "max_tokens": turn.max_tokens}
-        reading = Reading()
-        status: int | None = None
-        instance: str | None = None
-        ttft: float | None = None
-        started = time.monotonic()
-        try:
-            async with http.post(CHAT, data=io.BytesIO(msgspec.json.encode(body))) as response:
-                status, instance = response.status, response.headers.get(ENGINE_HEADER)
-                if status != 200:
-                    reading.error = (await response.text())[:500] or response.reason
-                elif options["stream"]:
-                    async for line in response.content:
-                        reading.line(line)
-                        if ttft is None and reading.begun:
-                            ttft = time.monotonic() - started
-                else:
-                    reading.whole(await response.read())
-            error = reading.error if reading.error or reading.done else "the answer ended too early"
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, msgspec.DecodeError) as failure:
-            error = f"{type(failure).__name__}: {failure}"
+        exchange = Exchange()
+        await exchange.send(http, msgspec.json.encode(body), stream=options["stream"])
+        reading = exchange.reading
         yield Record(
             session=session.id,
             turn=number,
-            started_s=started - began,
-            status=status,
-            instance=instance,
+            started_s=exchange.sent_s - began,
+            status=exchange.status,
+            instance=exchange.instance,
             prompt_tokens=reading.usage.prompt_tokens,
             cached_tokens=reading.cached_tokens,
             completion_tokens=reading.usage.completion_tokens,
-            ttft_s=ttft,
-            latency_s=time.monotonic() - started,
-            error=error,
+            ttft_s=None if exchange.first_s is None else exchange.first_s - exchange.sent_s,
+            latency_s=exchange.end_s - exchange.sent_s,
+            error=exchange.error,
         )
-        if error is not None:
+        if exchange.error is not None:
             return
         messages.append(reading.message())
 
 
-def _asks(turn: Turn, before: Mapping[str, Json]) -> list[dict[str, Json]]:
-    """The messages of a turn: results for the calls of the reply before, or a user's message."""
-    calls = before.get("tool_calls") or []
-    if turn.compact or not calls:
-        return [{"role": "user", "content": turn.text}]
-    return [{"role": "tool", "tool_call_id": call["id"], "content": turn.text} for call in calls]
+__all__ = ["CHAT", "OnRecord", "Record", "run"]
