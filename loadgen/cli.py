@@ -16,6 +16,7 @@ from loadgen.commands import INTERRUPTED, CommandError
 
 COMMANDS = {
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
+    "sweep": "many simulations over all cores, and the maximum TPS within SLO of each policy",
     "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
     "sidecar": "a routing sidecar in front of a decode engine",
 }

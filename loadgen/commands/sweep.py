@@ -1,0 +1,213 @@
+"""`python -m loadgen sweep`: many simulations, and each policy's best."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from pathlib import Path
+
+import msgspec
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+from extproc.policies import registry
+from loadgen import sweep
+from loadgen.commands import CommandError
+from loadgen.intervals import Interval
+from loadgen.peaks import Curve, curves, more, settings
+from loadgen.records import Slo
+from loadgen.scenario import Scenario
+
+DESCRIPTION = """\
+Simulate every combination of rates, policies, provisionings, seeds and whatever else is --set, over all cores.
+
+Each simulation is a line in OUT/sweep.jsonl as soon as it is done: the same command goes on where an interrupted one
+stopped, and a wider one adds what is missing. A simulation that fails is a line with its error. In the end, for each
+policy and setting, the maximum over the rates of the tokens a second within the service level (TPS within SLO), with
+95 % confidence intervals over the seeds, and the difference to the first policy over the same seeds.
+
+examples:
+
+  python -m loadgen sweep --rate 6,8,10 --policy smetric --policy bailian:weight=0.8 --global-ratio 0,4.6 --out out/s
+  python -m loadgen sweep --rate 8 --policy smetric --set fetch=blocking,async --set fetch_gbps=3,6.5 --out out/fetch
+  python -m loadgen sweep --rate 2 --set instances=8 --set model=235b-4xh20 --set slo.tpot_s=0.05 --out out/large
+"""
+
+_TYPES = typing.get_type_hints(Scenario)
+_SLO = {f"slo.{field.name}": field.name for field in fields(Slo)}
+_SETTABLE = [f.name for f in fields(Scenario) if f.name not in {"policy", "options", "rate", "seed", "slo"}] + [*_SLO]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    default = Scenario()
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where results are kept")
+    parser.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME[:OPTION=X...]",
+        help=f"repeatable ({default.policy}); of {', '.join(registry.names())}",
+    )
+    parser.add_argument(
+        "--rate", default=f"{default.rate:g}", metavar="X[,X...]", help="requests a second (%(default)s)"
+    )
+    parser.add_argument(
+        "--global-ratio",
+        default=f"{default.global_ratio:g}",
+        metavar="X[,X...]",
+        help="global tier / local cache, tokens; 0 is none (%(default)s)",
+    )
+    parser.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds 0 to N - 1 (%(default)s)")
+    parser.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        dest="sets",
+        metavar="FIELD=X[,X...]",
+        help=f"repeatable; of {', '.join(_SETTABLE)}",
+    )
+    parser.add_argument("--jobs", type=int, metavar="N", help="processes (one a core)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate what is missing, then sum up. 1 when a simulation failed."""
+    if args.seeds < 1 or (args.jobs is not None and args.jobs < 1):
+        raise CommandError("--seeds and --jobs: a positive number is needed")
+    asked = scenarios(args.policy or [Scenario().policy], args.rate, args.global_ratio, args.seeds, args.sets)
+    with progress(len(asked)) as advance:
+        results = simulate(asked, args.out / sweep.FILE, jobs=args.jobs, progress=advance)
+    console = Console(soft_wrap=True)
+    for table in tables(results):
+        console.print(table)
+    console.print(f"{len(results)} simulations in {args.out / sweep.FILE}", highlight=False)
+    failed = [result for result in results if result.error]
+    for result in failed[:3]:
+        console.print(
+            f"failed: {sweep.label(result.scenario)}, seed {result.scenario.seed}: {result.error}", markup=False
+        )
+    return 1 if failed else 0
+
+
+def simulate(
+    asked: Sequence[Scenario], path: Path, *, jobs: int | None, progress: Callable[[sweep.Result], None]
+) -> list[sweep.Result]:
+    """`sweep.run`, its failure a CommandError."""
+    try:
+        return sweep.run(asked, path, jobs=jobs, progress=progress)
+    except sweep.SweepFailed as error:
+        raise CommandError(str(error)) from error
+
+
+@contextmanager
+def progress(total: int, text: str = "simulating") -> Iterator[Callable[[sweep.Result], None]]:
+    """A bar on stderr, on a terminal alone; to be told of each result."""
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("left"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[failed]}", style="red"),
+        console=Console(stderr=True),
+    )
+    bar.disable = not bar.console.is_terminal
+    task = bar.add_task(text, total=total, failed="")
+    failures = 0
+
+    def advance(result: sweep.Result) -> None:
+        nonlocal failures
+        failures += result.error is not None
+        bar.update(task, advance=1, failed=f"{failures} failed" if failures else "")
+
+    with bar:
+        yield advance
+
+
+def scenarios(policies: Sequence[str], rates: str, ratios: str, seeds: int, sets: Sequence[str]) -> list[Scenario]:
+    """All combinations, those of one trace together. Raises CommandError for what cannot be read."""
+    chosen = [_policy(text) for text in policies]
+    grid = {"rate": _values("rate", rates, "--rate"), "global_ratio": _values("global_ratio", ratios, "--global-ratio")}
+    for text in sets:
+        name, given, values = text.partition("=")
+        if not given or name not in _SETTABLE:
+            raise CommandError(f"--set {text}: FIELD=VALUE[,VALUE...] with a field of {', '.join(_SETTABLE)}")
+        grid[name] = _values(name, values, f"--set {name}")
+    found = []
+    for combination, seed in itertools.product(itertools.product(*grid.values()), range(seeds)):
+        base = _with(dict(zip(grid, combination, strict=True)), seed)
+        found += [replace(base, policy=policy, options=options) for policy, options in chosen]
+    return found
+
+
+def tables(results: Iterable[sweep.Result]) -> Iterator[Table]:
+    """One a setting: each policy's peak."""
+    for setting, members in settings(results).items():
+        table = Table(title=", ".join(f"{name} {value}" for name, value in setting) or None, title_justify="left")
+        for column in ("policy", "TPS within SLO", "at rate", "local hits", "reuse", "imbalance", "TTFT p50 / p90 s"):
+            table.add_column(column, justify="left" if column == "policy" else "right")
+        found = curves(members)
+        first = next(iter(found.values()), None)
+        if first is not None and len(found) > 1:
+            table.add_column(f"against {first.label}", justify="right")
+        for curve in found.values():
+            table.add_row(*_row(curve, first))
+        yield table
+
+
+def _row(curve: Curve, first: Curve | None) -> list[str]:
+    rate = curve.peak(lambda measures: measures.tps_slo)
+    cells = [curve.label, _interval(curve.mean(rate, lambda measures: measures.tps_slo), "{:.0f}"), f"{rate:g}"]
+    cells += [f"{curve.mean(rate, value).mean:.1%}" for value in (lambda m: m.local, lambda m: m.reuse)]
+    cells.append(f"{curve.mean(rate, lambda measures: measures.imbalance).mean:.2f}")
+    p50, p90 = (curve.mean(rate, value).mean for value in (lambda m: m.ttft.p50, lambda m: m.ttft.p90))
+    cells.append(f"{p50:.2f} / {p90:.1f}")
+    if first is not None and curve is not first:
+        base = first.at(first.peak(lambda measures: measures.tps_slo), lambda measures: measures.tps_slo)
+        cells.append(_interval(more(curve.at(rate, lambda measures: measures.tps_slo), base), "{:+.1%}"))
+    return cells
+
+
+def _interval(value: Interval, form: str) -> str:
+    half = form.replace("+", "").format(value.half) if value.n > 1 else ""
+    return form.format(value.mean) + (f" ± {half}" if half else "")
+
+
+def _policy(text: str) -> tuple[str, Mapping[str, float]]:
+    name, *pairs = text.split(":")
+    if name not in registry.names():
+        raise CommandError(f"--policy {text}: there is no such policy, but {', '.join(registry.names())}")
+    known = registry.options(name)
+    options: dict[str, float] = {}
+    for pair in pairs:
+        option, _, value = pair.partition("=")
+        if option not in known:
+            raise CommandError(f"--policy {text}: {name} has {', '.join(known) or 'no options'}, not {option!r}")
+        try:
+            options[option] = float(value)
+        except ValueError:
+            raise CommandError(f"--policy {text}: {option}={value}: a number is needed") from None
+    return name, options
+
+
+def _values(name: str, text: str, option: str) -> list[object]:
+    kind = float if name in _SLO else _TYPES[name]
+    found = []
+    for value in text.split(","):
+        try:
+            found.append(msgspec.convert(None if value == "none" else value, kind, strict=False))
+        except msgspec.ValidationError as error:
+            raise CommandError(f"{option} {value}: {error}") from None
+    return found
+
+
+def _with(chosen: Mapping[str, object], seed: int) -> Scenario:
+    slo = {_SLO[name]: value for name, value in chosen.items() if name in _SLO}
+    rest = {name: value for name, value in chosen.items() if name not in _SLO}
+    base = Scenario(seed=seed)
+    return replace(base, **rest, slo=replace(base.slo, **slo))  # type: ignore[arg-type]  # converted to the field's type

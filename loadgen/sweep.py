@@ -1,0 +1,210 @@
+"""Many simulations over all cores, each kept as a line as soon as it is done, so that an interrupted sweep goes on.
+
+A scenario is recognised by its key, which says what differs from the defaults: a field that `Scenario` gets later
+leaves older results valid. Knows no measure by name and no experiment.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from extproc.policies import registry
+from loadgen import simulation
+from loadgen.measures import measure
+from loadgen.records import RunWriter
+from loadgen.scenario import Scenario
+from loadgen.trace import Trace
+from loadgen.workers import Failed, spread
+
+FILE = "sweep.jsonl"
+_DEFAULT = Scenario()
+Measures = Mapping[str, Any]
+Work = Callable[[Scenario, Path | None], Measures]  # simulate, keep the rows in that directory, and measure
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One line: `measures` or why there are none."""
+
+    key: str
+    scenario: Scenario
+    measures: dict[str, Any] | None = None
+    error: str | None = None
+    wall_s: float = 0.0
+
+
+class SweepFailed(Exception):
+    """The results' file cannot be read or written; the message says why."""
+
+
+def key(scenario: Scenario) -> str:
+    """16 hexadecimal digits: equal for equal scenarios, whatever defaults they spell out."""
+    chosen = {
+        field.name: getattr(scenario, field.name)
+        for field in fields(scenario)
+        if getattr(scenario, field.name) != getattr(_DEFAULT, field.name)
+    }
+    text = msgspec.json.encode(chosen, order="sorted", enc_hook=str)
+    return hashlib.blake2b(text, digest_size=8).hexdigest()
+
+
+def label(scenario: Scenario) -> str:
+    """The policy, with those of its options that are not the defaults: "bailian weight=0.8"."""
+    defaults = registry.options(scenario.policy)
+    chosen = [f"{name}={value:g}" for name, value in sorted(scenario.options.items()) if defaults.get(name) != value]
+    return " ".join([scenario.policy, *chosen])
+
+
+def simulated(scenario: Scenario, rows: Path | None) -> Measures:
+    """Simulate and measure; with `rows`, keep the run there for figures."""
+    trace = _trace(_trace_key(scenario))
+    done = simulation.simulate(scenario, trace)
+    info = simulation.info(scenario, done)
+    if rows is not None:
+        with RunWriter(rows, info) as writer:
+            for row in done:
+                writer.add(row)
+    found: Measures = msgspec.to_builtins(measure(done, info, scenario.slo))
+    return found
+
+
+def run(
+    scenarios: Sequence[Scenario],
+    path: Path,
+    *,
+    jobs: int | None = None,
+    keep: Mapping[str, Path] | None = None,
+    progress: Callable[[Result], None] | None = None,
+    work: Work = simulated,
+) -> list[Result]:
+    """One result a scenario, in their order; what `path` has from earlier is not done again, but for failures.
+
+    `jobs`: processes; None for one a core. `keep`: by key, where a run's rows are kept. `progress` hears of each
+    result, of those from earlier too. Raises SweepFailed, and what interrupts it: what was done by then is kept.
+    """
+    keep = keep or {}
+    wanted = {key(scenario): scenario for scenario in scenarios}
+    with _Lines(path) as lines:
+        found = {
+            result.key: result
+            for result in lines.earlier
+            if result.key in wanted and result.measures is not None and _kept(keep.get(result.key))
+        }
+        for result in found.values():
+            if progress:
+                progress(result)
+        missing = [scenario for name, scenario in wanted.items() if name not in found]
+        todo = [(scenario, keep.get(key(scenario))) for scenario in missing]
+        for (scenario, _), outcome in spread(
+            todo, partial(_timed, work), group=lambda job: _trace_key(job[0]), processes=jobs or os.cpu_count() or 1
+        ):
+            name = key(scenario)
+            if isinstance(outcome, Failed):
+                result = Result(key=name, scenario=scenario, error=outcome.reason)
+            else:
+                measured, seconds = outcome
+                result = Result(key=name, scenario=scenario, measures=dict(measured), wall_s=round(seconds, 3))
+            found[name] = result
+            lines.add(result)
+            if progress:
+                progress(result)
+    return [found[key(scenario)] for scenario in scenarios]
+
+
+def read(path: Path) -> list[Result]:
+    """The results of a file, the last of each scenario; a line that was cut off is left out. Raises SweepFailed."""
+    decoder = msgspec.json.Decoder(Result)
+    found: dict[str, Result] = {}
+    number = 0
+    try:
+        with path.open("rb") as file:
+            for line in file:
+                number += 1
+                if line.endswith(b"\n"):
+                    result = decoder.decode(line)
+                    found[result.key] = result
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise SweepFailed(f"{path}: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise SweepFailed(
+            f"{path}:{number}: not a result of a sweep: {error}. Move the file away to begin anew"
+        ) from error
+    return list(found.values())
+
+
+def _kept(directory: Path | None) -> bool:
+    return directory is None or (directory / "run.json").exists()
+
+
+def _trace_key(scenario: Scenario) -> bytes:
+    """The scenario without what a trace does not depend on."""
+    base = Scenario(
+        workload=scenario.workload,
+        rate=scenario.rate,
+        seed=scenario.seed,
+        instances=scenario.instances,
+        block_size=scenario.block_size,
+        warmup_s=scenario.warmup_s,
+        measure_s=scenario.measure_s,
+    )
+    return msgspec.json.encode(base)
+
+
+@lru_cache(maxsize=1)
+def _trace(trace_key: bytes) -> Trace:
+    """Made once as long as scenarios of the same trace follow each other."""
+    return simulation.workload(msgspec.json.decode(trace_key, type=Scenario))
+
+
+def _timed(work: Work, job: tuple[Scenario, Path | None]) -> tuple[Measures, float]:
+    start = time.perf_counter()
+    measured = work(*job)
+    return measured, time.perf_counter() - start
+
+
+class _Lines:
+    """The results' file, open for one sweep alone. A context manager."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = path.open("a+b")
+        except OSError as error:
+            raise SweepFailed(f"{path}: {error.strerror}") from error
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self.earlier = read(path)
+        except BlockingIOError as error:
+            self._file.close()
+            raise SweepFailed(f"{path}: another sweep is writing it") from error
+        except SweepFailed:
+            self._file.close()
+            raise
+        self._drop_half_a_line()
+
+    def add(self, result: Result) -> None:
+        self._file.write(msgspec.json.encode(result) + b"\n")
+        self._file.flush()
+
+    def __enter__(self) -> _Lines:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
+
+    def _drop_half_a_line(self) -> None:
+        text = self._path.read_bytes()
+        if text and not text.endswith(b"\n"):
+            self._file.truncate(text.rfind(b"\n") + 1)

@@ -1,0 +1,261 @@
+"""Sweeps: every combination once, over processes, kept line by line, and summed up over paired seeds."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen import cli, sweep
+from loadgen.commands import CommandError
+from loadgen.commands.sweep import scenarios, tables
+from loadgen.measures import Measures, measure
+from loadgen.peaks import curves, more, settings
+from loadgen.records import Row, RunInfo
+from loadgen.scenario import Fetch, Scenario
+from loadgen.workers import Failed, Queue, spread
+
+SCENARIOS = [Scenario(policy=policy, rate=4.0, seed=seed) for seed in (0, 1) for policy in ("smetric", "lmetric")]
+
+
+def measures(tps: float) -> Measures:
+    """Those of one request of `tps` tokens in a window of a second."""
+    row = Row(request="r", session="s", turn=0, due_s=0, sent_s=0, first_s=0.1, end_s=0.2, input=1, output=1)
+    row.produced = int(tps)
+    info = RunInfo(
+        kind="simulate", label="", policy="", workload="", rate=1, seed=0, instances=["a"], window=(0.0, 1.0)
+    )
+    return measure([row], info)
+
+
+def fake(scenario: Scenario, rows: Path | None) -> dict[str, Any]:
+    """A simulation that has one measure, its process's id, and fails or dies where the scenario says so."""
+    if scenario.workload == "broken":
+        raise ValueError("no such workload")
+    if scenario.workload == "deadly":
+        os._exit(3)
+    if scenario.workload == "slow":
+        time.sleep(60)
+    if rows is not None:
+        rows.mkdir(parents=True)
+        (rows / "run.json").write_text("{}")
+    return {"process": os.getpid()}
+
+
+def test_a_scenario_is_simulated_once(tmp_path: Path) -> None:
+    """What the file has is not done again, a new scenario is, and results come in the scenarios' order."""
+    path = tmp_path / sweep.FILE
+    first = sweep.run(SCENARIOS[:3], path, jobs=1, work=fake)
+    more = sweep.run([*SCENARIOS, SCENARIOS[0]], path, jobs=1, work=fake)
+    assert more[:3] == first
+    assert more[4] == more[0]
+    assert [result.scenario for result in more] == [*SCENARIOS, SCENARIOS[0]]
+    assert len(path.read_text().splitlines()) == 4
+    assert sweep.read(path) == more[:4]
+
+
+def test_the_key_is_of_what_was_chosen() -> None:
+    """Equal scenarios have equal keys, in whatever order options stand; any difference makes another key."""
+    one = Scenario(policy="smetric", options={"overload": 2.0, "hit_ratio": 0.5})
+    assert sweep.key(one) == sweep.key(replace(one, options={"hit_ratio": 0.5, "overload": 2.0}))
+    others = [replace(one, options={}), replace(one, fetch=Fetch.ASYNC), replace(one, slo=replace(one.slo, tpot_s=1))]
+    assert len({sweep.key(scenario) for scenario in [one, *others]}) == 4
+
+
+def test_a_half_written_line_is_done_again(tmp_path: Path) -> None:
+    """A line that was cut off by an interruption is dropped from the file and its simulation repeated."""
+    path = tmp_path / sweep.FILE
+    sweep.run(SCENARIOS[:2], path, jobs=1, work=fake)
+    text = path.read_bytes()
+    path.write_bytes(text[:-20])
+    heard: list[sweep.Result] = []
+    sweep.run(SCENARIOS[:2], path, jobs=1, work=fake, progress=heard.append)
+    assert len(heard) == 2
+    assert len(path.read_bytes().splitlines()) == 2
+    assert all(json.loads(line) for line in path.read_bytes().splitlines())
+
+
+def test_a_broken_file_is_refused_with_its_line(tmp_path: Path) -> None:
+    """A whole line that is no result is an error with path and line, and the file stays as it is."""
+    path = tmp_path / sweep.FILE
+    sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
+    path.write_text(path.read_text() + '{"key": 3}\n')
+    text = path.read_text()
+    with pytest.raises(sweep.SweepFailed, match=r"sweep\.jsonl:2: .*`\$\.key`"):
+        sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
+    assert path.read_text() == text
+
+
+def test_a_failed_simulation_is_a_line_and_is_tried_again(tmp_path: Path) -> None:
+    """One that raises and one that takes its process with it end nothing; the next sweep tries them again."""
+    path = tmp_path / sweep.FILE
+    bad = [Scenario(workload="broken"), Scenario(workload="deadly"), *SCENARIOS]
+    for _ in range(2):
+        broken, deadly, *good = sweep.run(bad, path, jobs=2, work=fake)
+        assert broken.error is not None
+        assert broken.error.startswith("ValueError: no such workload")
+        assert deadly.error is not None
+        assert "exit code 3" in deadly.error
+        assert all(result.measures for result in good)
+    assert len(path.read_bytes().splitlines()) == 4 + 2 * 2
+
+
+def test_rows_are_kept_where_asked(tmp_path: Path) -> None:
+    """A run whose rows are wanted and missing is done again, to have them."""
+    path, rows = tmp_path / sweep.FILE, tmp_path / "rows"
+    sweep.run(SCENARIOS[:2], path, jobs=1, work=fake)
+    for _ in range(2):
+        sweep.run(SCENARIOS[:2], path, jobs=1, work=fake, keep={sweep.key(SCENARIOS[0]): rows})
+        assert (rows / "run.json").exists()
+    assert len(path.read_bytes().splitlines()) == 3
+
+
+def test_two_sweeps_do_not_share_a_file(tmp_path: Path) -> None:
+    """While one writes, another is refused."""
+    path = tmp_path / sweep.FILE
+
+    def nested(_: sweep.Result) -> None:
+        with pytest.raises(sweep.SweepFailed, match="another sweep"):
+            sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
+
+    sweep.run(SCENARIOS[:1], path, jobs=1, work=fake, progress=nested)
+
+
+def test_a_process_keeps_its_group() -> None:
+    """Who has a group goes on with it; who is new gets one that nobody has; in the end the longest is shared."""
+    queue = Queue([*"aaa", *"bb", "c"], group=str)
+    asked = [(None, ""), (None, "a"), ("a", "b"), ("b", "a"), ("b", "ab"), ("c", "a"), ("a", "")]
+    taken = [queue.take(kept, others) for kept, others in asked]
+    assert [job and job.content for job in taken] == [*"ababca", None]
+
+
+def test_jobs_run_side_by_side() -> None:
+    """Even of one group: a process without work of its own takes of what is left."""
+    done = list(spread(range(4), _who_slowly, group=lambda _: "one", processes=2))
+    assert sorted(job for job, _ in done) == [0, 1, 2, 3]
+    assert len({who for _, who in done if not isinstance(who, Failed)}) == 2
+
+
+def _who_slowly(_: int) -> int:
+    time.sleep(0.5)
+    return os.getpid()
+
+
+def test_an_interruption_keeps_what_is_done(tmp_path: Path) -> None:
+    """SIGINT ends a sweep and its processes at once; lines written before it stay."""
+    program = f"""
+from pathlib import Path
+from loadgen import sweep
+from loadgen.scenario import Scenario
+from tests.loadgen.test_sweep import fake
+if __name__ == "__main__":
+    asked = [Scenario(workload="quick"), Scenario(workload="slow")]
+    heard = lambda _: print("done", flush=True)
+    sweep.run(asked, Path({str(tmp_path)!r}) / sweep.FILE, jobs=1, work=fake, progress=heard)
+"""
+    script = tmp_path / "program.py"
+    script.write_text(program)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(
+        [sys.executable, str(script)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=20)
+        assert process.returncode != 0
+    assert [result.scenario.workload for result in sweep.read(tmp_path / sweep.FILE)] == ["quick"]
+
+
+def test_every_combination_is_asked_for() -> None:
+    """Rates, ratios, fields, seeds and policies multiply; fields have their types, the service level's too."""
+    found = scenarios(
+        ["smetric:overload=3", "bailian"],
+        "4,8",
+        "0,4.6",
+        2,
+        ["fetch=async", "slo.tpot_s=0.05,0.1", "local_tokens=none"],
+    )
+    assert len(found) == 2 * 2 * 2 * 2 * 2
+    assert len({sweep.key(scenario) for scenario in found}) == len(found)
+    assert found[0].options == {"overload": 3.0}
+    assert found[0].fetch is Fetch.ASYNC
+    assert {scenario.slo.tpot_s for scenario in found} == {0.05, 0.1}
+    assert sweep.label(found[0]) == "smetric overload=3"
+    assert sweep.label(replace(found[0], options={"overload": 2.0})) == "smetric"
+
+
+@pytest.mark.parametrize(
+    ("policies", "rates", "sets", "message"),
+    [
+        (["nosuch"], "4", [], "there is no such policy"),
+        (["smetric:over=3"], "4", [], "smetric has overload"),
+        (["smetric:overload=x"], "4", [], "a number is needed"),
+        (["smetric"], "fast", [], "--rate fast: Expected `float`"),
+        (["smetric"], "4", ["fetch=never"], "--set fetch never: Invalid enum value 'never'"),
+        (["smetric"], "4", ["nosuch=1"], "with a field of"),
+        (["smetric"], "4", ["instances"], "FIELD=VALUE"),
+    ],
+)
+def test_what_cannot_be_read_is_said(policies: list[str], rates: str, sets: list[str], message: str) -> None:
+    """A bad option is named, with what was expected."""
+    with pytest.raises(CommandError, match=message):
+        scenarios(policies, rates, "4.6", 1, sets)
+
+
+def result(policy: str, rate: float, seed: int, tps: float, ratio: float = 4.6) -> sweep.Result:
+    """As a sweep has it."""
+    scenario = Scenario(policy=policy, rate=rate, seed=seed, global_ratio=ratio)
+    measured = json.loads(json.dumps(asdict(measures(tps))).replace("NaN", "null"))
+    return sweep.Result(key=sweep.key(scenario), scenario=scenario, measures=measured)
+
+
+def test_a_peak_is_compared_seed_by_seed() -> None:
+    """The peak is the rate with the best mean; seeds pair even where policies peak at different rates."""
+    values = {("smetric", 4.0): (100, 120), ("smetric", 8.0): (110, 130), ("lmetric", 4.0): (100, 118)}
+    values["lmetric", 8.0] = (10, 200)
+    found = curves(result(p, rate, seed, tps) for (p, rate), pair in values.items() for seed, tps in enumerate(pair))
+    smetric, lmetric = found["smetric"], found["lmetric"]
+    assert smetric.peak(lambda m: m.tps_slo) == 8.0
+    assert lmetric.peak(lambda m: m.tps_slo) == 4.0
+    difference = more(smetric.at(8.0, lambda m: m.tps_slo), lmetric.at(4.0, lambda m: m.tps_slo))
+    assert math.isclose(difference.mean, (0.1 + 12 / 118) / 2)
+    assert difference.clear
+
+
+def test_settings_name_what_varies() -> None:
+    """Results are split by the fields that differ, and by those alone."""
+    found = settings([result("smetric", 4.0, 0, 1.0, ratio) for ratio in (0.0, 4.6)])
+    assert [*found] == [(("global_ratio", "0.0"),), (("global_ratio", "4.6"),)]
+    assert [*settings([result("smetric", 4.0, 0, 1.0)])] == [()]
+
+
+def test_the_summary_has_a_row_a_policy() -> None:
+    """A setting's table gives the peak and the paired difference to the first policy."""
+    results = [result(p, 4.0, s, tps) for p, tps in (("smetric", 100), ("lmetric", 80)) for s in (0, 1)]
+    (table,) = tables(results)
+    cells = [list(column.cells) for column in table.columns]
+    assert cells[0] == ["smetric", "lmetric"]
+    assert cells[1] == ["100 ± 0", "80 ± 0"]
+    assert cells[-1] == ["", "-20.0% ± 0.0%"]
+
+
+def test_the_command_ends_with_1_when_a_simulation_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The error is shown, the rest summed up, and the results stay."""
+    good, bad = result("smetric", 4.0, 0, 100), sweep.Result(key="k", scenario=Scenario(), error="ValueError: no")
+    monkeypatch.setattr(sweep, "run", lambda *_, **__: [good, bad])
+    assert cli.main(["sweep", "--out", str(tmp_path), "--rate", "4"]) == 1
+    out = capsys.readouterr().out
+    assert "failed: smetric, seed 0: ValueError: no" in out
+    assert "100" in out
