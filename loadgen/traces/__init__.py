@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from loadgen.trace import Trace
-from loadgen.traces import superset
+from loadgen.traces import claude_code, mooncake, superset
 from loadgen.traces.lines import TraceError, decode, head
 
 __all__ = ["FORMATS", "TraceError", "load"]
@@ -32,12 +32,15 @@ class Format(Protocol):
         """The trace. Raises TraceError."""
 
 
-FORMATS: tuple[Format, ...] = (superset,)
+FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake)
 
 
 def load(path: Path) -> Trace:
-    """Read a trace, plain or gzip. Raises TraceError where it cannot be read or is of no known format."""
-    return detect(path).read(path)
+    """Read a trace, plain or gzip; of a directory, all Claude Code sessions in it.
+
+    Raises TraceError where it cannot be read or is of no known format.
+    """
+    return claude_code.read(path) if path.is_dir() else detect(path).read(path)
 
 
 def detect(path: Path) -> Format:

@@ -17,6 +17,7 @@ from loadgen.commands import CommandError
 T = TypeVar("T")
 
 Count = Annotated[int, msgspec.Meta(ge=0)]  # tokens, names
+Length = Annotated[int, msgspec.Meta(ge=1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 
@@ -34,14 +35,19 @@ class TraceError(CommandError):
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, each with its number from 1. Raises TraceError."""
+    """The lines that are not blank, each with its number from 1. Raises TraceError.
+
+    A file that begins with a line of one brace is a single object laid out for reading: it comes as one line.
+    """
     number = 0
     try:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP
         with gzip.open(path) if packed else path.open("rb") as file:
             for number, line in enumerate(file, 1):
-                if line.strip():
+                if line.strip() == b"{" and number == 1:
+                    yield number, line + file.read()
+                elif line.strip():
                     yield number, line
     except OSError as error:  # gzip.BadGzipFile is one
         raise TraceError(path, number + 1 if number else None, error.strerror or str(error)) from error
@@ -68,6 +74,13 @@ def decode(decoder: msgspec.json.Decoder[T], path: Path, number: int | None, tex
         raise TraceError(path, number, "not UTF-8; expected JSON in UTF-8") from error
     except msgspec.DecodeError as error:
         raise TraceError(path, number, f"not valid JSON, or cut off ({error}); expected one whole object") from error
+
+
+def named(path: Path, number: int, field: str, count: int, whole: int, *, part: bool) -> None:
+    """Check how many names a prompt has: one a whole block, one more where the last is a part. Raises TraceError."""
+    if count not in (whole, whole + part):
+        more = ", or one more for a part of a block" if part else ""
+        raise TraceError(path, number, f"expected {whole} names by the prompt's length{more}; got {count}", field)
 
 
 def explained(path: Path, number: int | None, error: msgspec.ValidationError) -> TraceError:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Annotated
+from typing import IO
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
-from loadgen.traces.lines import Count, Milliseconds, TraceError, decode, lines
+from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named
 
 NAME = "superset"
 TITLE = "our superset JSONL"
@@ -34,10 +34,10 @@ class Line(msgspec.Struct, kw_only=True, gc=False):
     turn: Count
     trigger: Trigger | None = None
     timestamp_ms: Milliseconds
-    input_length: Annotated[int, msgspec.Meta(ge=1)]
+    input_length: Length
     output_length: Count
-    block_size: Annotated[int, msgspec.Meta(ge=1)]
-    hash_runs: list[tuple[Count, Annotated[int, msgspec.Meta(ge=1)]]] | UnsetType = UNSET
+    block_size: Length
+    hash_runs: list[tuple[Count, Length]] | UnsetType = UNSET
     hash_ids: list[Count] | UnsetType = UNSET
     gap_ms: Milliseconds | UnsetType = UNSET
     duration_ms: Milliseconds | UnsetType = UNSET
@@ -125,11 +125,10 @@ def _request(path: Path, number: int, line: Line) -> TraceRequest:
         blocks = tuple(line.hash_runs)
     elif line.hash_ids is not UNSET:
         blocks = joined(line.hash_ids)
-    whole = line.input_length // line.block_size
-    if blocks and length(blocks) not in (whole, -(-line.input_length // line.block_size)):
+    if blocks:
+        whole, rest = divmod(line.input_length, line.block_size)
         field = "hash_ids" if line.hash_runs is UNSET else "hash_runs"
-        expected = f"expected {whole} names or one for a part more, by input_length, got {length(blocks)}"
-        raise TraceError(path, number, expected, field)
+        named(path, number, field, length(blocks), whole, part=rest > 0)
     for field, value in (("system_length", line.system_length), ("history_length", line.history_length)):
         if value > line.input_length:
             raise TraceError(path, number, f"expected at most input_length, got {value}", field)
