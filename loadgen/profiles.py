@@ -22,7 +22,7 @@ class Spread:
     def draw(self, rng: random.Random) -> float:
         """One value. Takes the same number of draws from `rng` whatever comes out."""
         choice = rng.random()
-        for weight, median, sigma in self.parts:
+        for weight, median, sigma in self.parts:  # noqa: B007 - the last part takes what rounding leaves
             choice -= weight
             if choice < 0:
                 break
