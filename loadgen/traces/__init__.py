@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from loadgen.trace import Trace
-from loadgen.traces import claude_code, mooncake, superset
+from loadgen.traces import aiperf, azure, bailian, claude_code, mooncake, superset
 from loadgen.traces.lines import TraceError, decode, head
 
 __all__ = ["FORMATS", "TraceError", "load"]
@@ -32,7 +32,7 @@ class Format(Protocol):
         """The trace. Raises TraceError."""
 
 
-FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake)
+FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake, aiperf, bailian, azure)
 
 
 def load(path: Path) -> Trace:
