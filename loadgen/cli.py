@@ -19,6 +19,7 @@ COMMANDS = {
     "sweep": "many simulations over all cores, and the maximum TPS within SLO of each policy",
     "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
     "sidecar": "a routing sidecar in front of a decode engine",
+    "report": "tables, figures and one HTML page of runs and sweeps",
 }
 
 

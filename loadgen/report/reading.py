@@ -1,0 +1,171 @@
+"""Runs' directories and sweeps' files -> `Material`. Rows are reduced to what figures need as soon as they are read."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields
+from pathlib import Path
+
+import msgspec
+
+from loadgen import sweep
+from loadgen.measures import HALF_MINUTE, MINUTE, imbalances, load_measures, loads, measure
+from loadgen.records import ROWS, RUN, Row, RunInfo, Slo, read_info
+from loadgen.report.material import Group, Material, Point, Trail
+from loadgen.scenario import Scenario
+
+_AXES = frozenset({"policy", "options", "rate", "seed", "global_ratio", "slo"})  # fields that do not set groups apart
+
+
+class Unreadable(Exception):
+    """A path holds nothing that can be reported; the message says what is wrong with it."""
+
+
+def read(paths: Iterable[Path], progress: Callable[[Path], None] = lambda path: None) -> Material:
+    """Read runs and sweeps; `progress` hears of each. Raises Unreadable."""
+    points: dict[tuple[str, ...], Point] = {}
+    notes: list[str] = []
+    for source in sources(paths):
+        progress(source)
+        for point in _sweep(source, notes) if source.is_file() else [_run(source, notes)]:
+            key = tuple(map(str, (point.setting, point.label, point.ratio, point.rate, point.seed)))
+            # A sweep that kept its rows has a run's directory for the same simulation: the one with rows says more.
+            if key not in points or point.trail is not None:
+                points[key] = point
+    settings = dict.fromkeys(point.setting for point in points.values())
+    groups = [Group(setting, [p for p in points.values() if p.setting == setting]) for setting in settings]
+    if not groups:
+        raise Unreadable("there is no finished simulation or run in what was given")
+    if len(groups) > 1:
+        notes.append(
+            f"{len(groups)} different settings were given (workloads, machines, service levels): each has its own "
+            "part, for their figures cannot be compared: " + "; ".join(group.title for group in groups)
+        )
+    return Material(groups, notes)
+
+
+def sources(paths: Iterable[Path]) -> Iterator[Path]:
+    """Each path's runs (directories) and sweeps (files): itself, or all directly inside. Raises Unreadable."""
+    for path in paths:
+        if path.is_file():
+            yield path
+        elif not path.is_dir():
+            raise Unreadable(f"{path}: there is no such file or directory")
+        elif found := [
+            *([path] if (path / RUN).exists() else []),
+            *([path / sweep.FILE] if (path / sweep.FILE).exists() else []),
+            *sorted(run.parent for run in path.glob(f"*/{RUN}")),
+        ]:
+            yield from found
+        else:
+            raise Unreadable(
+                f"{path}: neither {RUN} (of a simulation or a replay) nor {sweep.FILE} (of a sweep) is in it, nor in a "
+                "directory below"
+            )
+
+
+def _sweep(path: Path, notes: list[str]) -> Iterator[Point]:
+    try:
+        results = sweep.read(path)
+    except sweep.SweepFailed as error:
+        raise Unreadable(str(error)) from error
+    failed = [result for result in results if result.measures is None]
+    if failed:
+        notes.append(f"{path}: {len(failed)} of {len(results)} simulations failed, the first with: {failed[0].error}")
+    for result in results:
+        if result.measures is None:
+            continue
+        scenario = result.scenario
+        try:
+            measures = load_measures(result.measures)
+        except msgspec.ValidationError as error:
+            raise Unreadable(f"{path}: measures of seed {scenario.seed}, rate {scenario.rate:g}: {error}") from error
+        yield Point(
+            setting=_setting("simulate", _facts(scenario)),
+            label=sweep.label(scenario),
+            policy=scenario.policy,
+            options=scenario.options,
+            ratio=scenario.global_ratio,
+            rate=scenario.rate,
+            seed=scenario.seed,
+            measures=measures,
+        )
+
+
+def _run(path: Path, notes: list[str]) -> Point:
+    try:
+        info = read_info(path)
+    except msgspec.DecodeError as error:
+        raise Unreadable(f"{path / RUN}: not the description of a run: {error}") from error
+    except OSError as error:
+        raise Unreadable(f"{path / RUN}: {error.strerror}") from error
+    rows = list(_rows(path, notes))
+    if not info.complete:
+        last = max((row.end_s or row.sent_s for row in rows), default=0.0)
+        notes.append(
+            f"{path}: the run was interrupted or still goes on: {len(rows)} requests until second {last:.0f} of "
+            f"{info.window[1]:.0f}; figures are of these, and tokens a second are too low"
+        )
+    try:
+        measures = measure(rows, info)
+    except ValueError as error:
+        raise Unreadable(f"{path / RUN}: window: {error}") from error
+    start, end = info.window
+    due = [row for row in rows if start <= row.due_s < end]
+    facts = {name: str(value) for name, value in info.settings.items()}
+    ratio = info.settings.get("global_ratio")
+    return Point(
+        setting=_setting(info.kind, {**facts, "workload": info.workload, "instances": str(len(info.instances))}),
+        label=info.label,
+        policy=info.policy,
+        options=info.options,
+        ratio=math.nan if ratio is None else float(ratio),
+        rate=info.rate,
+        seed=info.seed,
+        measures=measures,
+        trail=_trail(rows, due, info),
+    )
+
+
+def _trail(rows: Sequence[Row], due: Sequence[Row], info: RunInfo) -> Trail:
+    return Trail(
+        instances=info.instances,
+        heat=loads(rows, info, MINUTE),
+        windows=imbalances(loads(rows, info, HALF_MINUTE)),
+        ttft=sorted(row.ttft_s for row in due if row.ttft_s is not None),
+        tpot=sorted(row.tpot_s for row in due if row.tpot_s is not None),
+    )
+
+
+def _rows(path: Path, notes: list[str]) -> Iterator[Row]:
+    """A run's rows; a last line that was cut off is left out. Raises Unreadable with the line's number."""
+    decoder = msgspec.json.Decoder(Row)
+    number = 0
+    try:
+        with (path / ROWS).open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.endswith(b"\n"):
+                    yield decoder.decode(line)
+                else:
+                    notes.append(f"{path / ROWS}:{number}: the last line was cut off and is left out")
+    except msgspec.DecodeError as error:
+        raise Unreadable(f"{path / ROWS}:{number}: not a row of a run: {error}") from error
+    except OSError as error:
+        raise Unreadable(f"{path / ROWS}: {error.strerror}") from error
+
+
+def _facts(scenario: Scenario) -> dict[str, str]:
+    """A scenario's fields as text, under the names that a run's settings have."""
+    found = {f.name: str(getattr(scenario, f.name)) for f in fields(scenario) if f.name not in _AXES}
+    return {**found, **{f"slo_{f.name}": str(getattr(scenario.slo, f.name)) for f in fields(Slo)}}
+
+
+def _setting(kind: str, facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """What sets a group apart: what it always names, and what is not the default."""
+    defaults = _facts(Scenario())
+    always = {"workload", "instances", "model"} & facts.keys()
+    given = {
+        name: facts[name] for name in defaults if name in facts and (name in always or facts[name] != defaults[name])
+    }
+    return (("kind", kind), *given.items())
