@@ -13,7 +13,7 @@ from typing import Protocol
 import msgspec
 
 from loadgen.trace import Trace
-from loadgen.traces import aiperf, azure, bailian, claude_code, mooncake, superset
+from loadgen.traces import aiperf, azure, bailian, claude_code, mooncake, superset, tracelab
 from loadgen.traces.lines import TraceError, decode, head
 
 __all__ = ["FORMATS", "TraceError", "load"]
@@ -32,7 +32,7 @@ class Format(Protocol):
         """The trace. Raises TraceError."""
 
 
-FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake, aiperf, bailian, azure)
+FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake, aiperf, bailian, azure, tracelab)
 
 
 def load(path: Path) -> Trace:

@@ -1,0 +1,79 @@
+"""TraceLab's rounds (uw-syfi/TraceLab), JSONL: lengths and times of coding agents' requests, no hashes.
+
+A round arrives with its last input event (the user's message, the last tool's result) and ends with its last event.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from loadgen.trace import Fact, Trace, TraceRequest, Trigger
+from loadgen.traces.lines import Count, Length, TraceError, decode, lines
+
+NAME = "tracelab"
+TITLE = "TraceLab rounds, JSONL"
+BLOCK_SIZE = 16  # tokens; of no meaning, for there are no blocks
+FACTS = frozenset({Fact.SESSIONS, Fact.TRIGGERS, Fact.GAPS, Fact.DURATIONS, Fact.ARRIVALS})
+INPUTS = {"user_message": Trigger.USER, "tool_result": Trigger.AGENT}
+
+
+class Event(msgspec.Struct, gc=False):
+    """Something that a round took in or put out."""
+
+    event_type: str
+    timestamp: datetime
+
+
+class Line(msgspec.Struct, gc=False):
+    """One round."""
+
+    session_id: str
+    round_index: Count
+    input_tokens_total: Length
+    output_tokens: Count
+    timing_events: list[Event]
+
+
+def recognises(keys: Mapping[str, object]) -> bool:
+    """Whether the first line is one of this format."""
+    return {"round_index", "timing_events"} <= keys.keys()
+
+
+def read(path: Path) -> Trace:
+    """Raises TraceError."""
+    decoder = msgspec.json.Decoder(Line)
+    rounds: list[tuple[float, float, int, Trigger, Line]] = []  # arrival, end, line's number, trigger, line
+    for number, text in lines(path):
+        line = decode(decoder, path, number, text)
+        inputs = [event for event in line.timing_events if event.event_type in INPUTS]
+        if not inputs:
+            raise TraceError(path, number, f"expected an event of {' or '.join(INPUTS)}", "timing_events")
+        arrival_s = max(event.timestamp.timestamp() for event in inputs)
+        end_s = max(event.timestamp.timestamp() for event in line.timing_events)
+        rounds.append((arrival_s, end_s, number, INPUTS[inputs[0].event_type], line))
+    rounds.sort(key=lambda one: (one[0], one[2]))
+
+    requests: list[TraceRequest] = []
+    last: dict[str, tuple[TraceRequest, float]] = {}  # session -> its last round and when that ended
+    for arrival_s, end_s, number, trigger, line in rounds:
+        parent, before_s = last.get(line.session_id, (None, arrival_s))
+        request = TraceRequest(
+            id=str(number),
+            session=line.session_id,
+            turn=0 if parent is None else parent.turn + 1,
+            arrival_s=arrival_s - rounds[0][0],
+            input=line.input_tokens_total,
+            output=max(1, line.output_tokens),
+            parent=None if parent is None else parent.id,
+            trigger=trigger,
+            gap_s=None if parent is None else max(0.0, arrival_s - before_s),
+            duration_s=end_s - arrival_s,
+            history=0 if parent is None else min(line.input_tokens_total, parent.input + parent.output),
+        )
+        last[line.session_id] = (request, end_s)
+        requests.append(request)
+    return Trace(path.stem, BLOCK_SIZE, requests, FACTS)
