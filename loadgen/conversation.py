@@ -1,0 +1,39 @@
+"""What a replayed request says: leading messages of its parent's real conversation, and new ones. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from loadgen.answers import following
+from loadgen.chat import Json
+from loadgen.trace import TraceRequest
+
+Messages = Sequence[Mapping[str, Json]]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """What a request says: it keeps leading messages of its parent's conversation, reply included, and adds some."""
+
+    keep: int
+    messages: Messages
+
+
+class Script(Protocol):
+    """The words of a workload. Asked from another thread, once a request, for parents before their children."""
+
+    def ask(self, request: TraceRequest) -> Ask:
+        """What a request says."""
+
+
+def carried_on(before: Messages, ask: Ask) -> list[Mapping[str, Json]]:
+    """The messages that a request sends, `before` being its parent's conversation.
+
+    After a reply that called tools, the first new text is what they returned.
+    """
+    messages, new = list(before[: ask.keep]), list(ask.messages)
+    if messages and new and new[0]["role"] == "user":
+        messages += following(new.pop(0)["content"], messages[-1])
+    return messages + new

@@ -1,0 +1,204 @@
+"""A replay as a run: its directory, its progress on a terminal, and what it came to, in words."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import aiohttp
+import uvloop
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from loadgen.conversation import Script
+from loadgen.measures import Quantiles, measure, slo_of
+from loadgen.records import Row, RunInfo, RunWriter
+from loadgen.replay import LATE_S, PARENT_FAILED, Counts, Options, Replay
+from loadgen.streaming import connect
+from loadgen.trace import Trace
+
+PROBE_S = 5.0  # what a gateway may take to say anything at all
+REFRESH_S = 0.25
+SHOWN_ERRORS = 3
+
+
+class Unreachable(Exception):
+    """Nobody answers at the URL."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gateway:
+    """Where requests go. `url` is scheme, host and port."""
+
+    url: str
+    headers: Mapping[str, str]
+    timeout_s: float  # for one whole answer
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """`rows` in the order of ending."""
+
+    rows: Sequence[Row]
+    counts: Counts
+    interrupted: bool
+
+
+def probe(gateway: Gateway, prefix: str) -> str | None:
+    """The first model that the gateway serves; None where it does not say.
+
+    Raises:
+        Unreachable: it does not answer.
+    """
+    return uvloop.run(_probe(gateway, prefix))
+
+
+def perform(
+    gateway: Gateway, trace: Trace, script: Script, options: Options, info: RunInfo, directory: Path
+) -> Outcome:
+    """Replay into a directory. Ctrl-C ends it, too: what there is is kept, and marked as incomplete.
+
+    Raises:
+        OSError: the directory cannot be written.
+    """
+    rows: list[Row] = []
+    counts = Counts()
+    try:
+        with RunWriter(directory, info) as writer:
+
+            def on_row(row: Row) -> None:
+                rows.append(row)
+                writer.add(row)
+
+            try:
+                info.wall_s = uvloop.run(_perform(gateway, trace, script, options, counts, on_row))
+            finally:
+                _complete(info, rows, counts, options)
+    except KeyboardInterrupt:
+        return Outcome(rows, counts, interrupted=True)
+    return Outcome(rows, counts, interrupted=False)
+
+
+def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
+    """What a run came to, line by line."""
+    rows, counts = outcome.rows, outcome.counts
+    yield f"requests        {counts.done}, {counts.failed} failed" + (", interrupted" if outcome.interrupted else "")
+    errors = Counter(_reason(row) for row in rows if row.error is not None)
+    for reason, count in errors.most_common(SHOWN_ERRORS):
+        yield f"                {count} x {reason}"
+    if short := sum(row.ok and row.produced < row.output for row in rows):
+        yield f"short           {short} replies had fewer tokens than asked for: the gateway ignores ignore_eos"
+    if not counts.sent:
+        return
+    worst = max(row.sent_s - row.due_s for row in rows if row.error != PARENT_FAILED) if rows else 0.0
+    yield (
+        f"late            {counts.late / counts.sent:.1%} of {counts.sent} sent over {LATE_S * 1000:.0f} ms "
+        f"after their time, the worst {worst * 1000:.0f} ms"
+    )
+    slo = slo_of(info)
+    found = measure(rows, info)
+    yield (
+        f"TPS within SLO  {found.tps_slo:.1f} output tokens/s of {found.tps:.1f}, {found.tps_slo_all:.0f} with prompts; "
+        f"{_percent(found.slo_share)} of {found.requests} requests met TTFT <= {slo.ttft_s:g} s + "
+        f"{slo.ttft_per_token_s * 1000:g} ms a token, TPOT <= {slo.tpot_s * 1000:g} ms"
+    )
+    yield f"hit ratio       {_percent(found.local)} of the prompt tokens were in the instance's cache"
+    yield (
+        f"stickiness      {_percent(found.sticky_before)} of the follow-ups came to the instance of the turn before, "
+        f"{_percent(found.sticky_first)} to the first's"
+    )
+    yield f"TTFT            {_quantiles(found.ttft)}"
+    yield f"TPOT            {_quantiles(found.tpot)}"
+    if found.reasons:
+        yield "decisions       " + ", ".join(f"{reason} {count}" for reason, count in found.reasons.items())
+    yield "per instance    " + (", ".join(f"{name} {count}" for name, count in found.per_instance.items()) or "unknown")
+
+
+async def _probe(gateway: Gateway, prefix: str) -> str | None:
+    async with connect(gateway.url, headers=gateway.headers, timeout_s=PROBE_S) as http:
+        try:
+            async with http.get(f"{prefix}/v1/models") as response:
+                text = await response.text()
+        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+            what = f"no answer within {PROBE_S:.0f} s" if isinstance(error, TimeoutError) else str(error)
+            raise Unreachable(f"{gateway.url}: {what}") from error
+        try:
+            name = json.loads(text)["data"][0]["id"] if response.status == 200 else None
+        except (ValueError, LookupError, TypeError):
+            return None
+        return name if isinstance(name, str) else None
+
+
+async def _perform(
+    gateway: Gateway,
+    trace: Trace,
+    script: Script,
+    options: Options,
+    counts: Counts,
+    on_row: Callable[[Row], None],
+) -> float:
+    async with connect(gateway.url, headers=gateway.headers, timeout_s=gateway.timeout_s) as http:
+        replay = Replay(http, trace, script, options, on_row, counts)
+        with _progress(counts, len(trace.requests)) as show:
+            showing = asyncio.create_task(_show(show))
+            try:
+                await replay.run()
+            finally:
+                showing.cancel()
+        return replay.now
+
+
+async def _show(show: Callable[[], None]) -> None:
+    while True:
+        show()
+        await asyncio.sleep(REFRESH_S)
+
+
+@contextlib.contextmanager
+def _progress(counts: Counts, total: int) -> Iterator[Callable[[], None]]:
+    console = Console(stderr=True)
+    columns = (TextColumn("replay"), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=total)
+
+        def show() -> None:
+            text = (
+                f"{counts.sent} sent, {counts.in_flight} in flight, {counts.done} of {total} done, "
+                f"{counts.failed} failed, {counts.late} late"
+            )
+            bar.update(task, completed=counts.done, description=text, refresh=True)
+
+        yield show
+        show()
+
+
+def _complete(info: RunInfo, rows: Sequence[Row], counts: Counts, options: Options) -> None:
+    """What is known of a run only in the end."""
+    last = max((row.end_s or row.sent_s for row in rows), default=0.0)
+    start, _ = info.window
+    end = options.until_s if math.isfinite(options.until_s) else math.nextafter(last, math.inf)
+    info.window = (start, max(end, math.nextafter(start, math.inf)))
+    if not info.instances:
+        info.instances = sorted({row.instance for row in rows if row.instance is not None})
+    info.settings = {**info.settings, "sent": counts.sent, "late": counts.late}
+
+
+def _reason(row: Row) -> str:
+    text = " ".join((row.error or "").split())
+    return text if row.status in (None, 200) else f"{row.status} {text}"
+
+
+def _percent(ratio: float) -> str:
+    return "unknown" if math.isnan(ratio) else f"{ratio:.1%}"
+
+
+def _quantiles(values: Quantiles) -> str:
+    if math.isnan(values.p50):
+        return "unknown"
+    return f"p50 {values.p50 * 1000:.0f} ms, p90 {values.p90 * 1000:.0f} ms, p99 {values.p99 * 1000:.0f} ms"
