@@ -6,6 +6,7 @@ generator"). Treat them as calibration: the 30B rows are within 5 % of the measu
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -50,6 +51,26 @@ class Profile:
             + self.per_pair * pairs
             + self.kv_per_token * context / self.kv_rate
         )
+
+    def decodes(self, sequences: int, context: int, steps: int) -> float:
+        """Duration of consecutive steps that only decode: `seconds` summed up, each context a token longer each step.
+
+        `context` is the sum over the sequences in the first of the steps.
+        """
+        first = self.seconds((), (context, *(0,) * (sequences - 1)))
+        growth = self.kv_per_token * sequences / self.kv_rate  # from each step to the next
+        return steps * first + growth * steps * (steps - 1) / 2
+
+    def decode_steps(self, sequences: int, context: int, duration: float) -> int:
+        """The fewest consecutive decode steps, at least one, that take `duration` seconds or longer."""
+        first = self.seconds((), (context, *(0,) * (sequences - 1)))
+        growth = self.kv_per_token * sequences / self.kv_rate
+        linear = first - growth / 2
+        root = (math.sqrt(linear * linear + 2 * growth * max(0.0, duration)) - linear) / growth
+        steps = max(1, math.ceil(root))
+        if steps > 1 and self.decodes(sequences, context, steps - 1) >= duration:  # rounding
+            return steps - 1
+        return steps
 
 
 PROFILES: dict[str, Profile] = {

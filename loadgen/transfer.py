@@ -38,8 +38,8 @@ PULL = aiohttp.ClientTimeout(total=5.0)
 class TransferInstance(Instance[LiveRequest]):
     """An instance that takes KV from another (`LiveRequest.loaded`) and keeps it for another (`LiveRequest.export`)."""
 
-    def _admit(self, request: LiveRequest) -> bool:
-        if not super()._admit(request):
+    def _admit(self, request: LiveRequest, now: float) -> bool:
+        if not super()._admit(request, now):
             return False
         # The last token is computed here, for there is nothing to sample from otherwise.
         arrives = min(request.loaded, request.prompt - 1) - request.computed
