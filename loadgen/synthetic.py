@@ -214,14 +214,13 @@ class _Sessions:
             arrival = ended + gap
 
     def _fork(self, rng: random.Random, session: str, context: _Context, parent: str | None, ended: float) -> None:
-        """Children that go on from a part of the context; what they draw leaves their parent's luck alone."""
+        """Children that go on from a part of the context, one reply at least; what they draw leaves their parent's luck alone."""
         profile = self._profile
         seed = rng.random()
         for number in range(1, rng.randint(1, profile.children) + 1):
             own = random.Random(f"{seed}/{number}")
-            kept = max(context.system, int(own.uniform(profile.inherited, 1.0) * context.tokens))
-            replies = context.replies[: bisect_right(context.replies, kept)] or [kept]
-            child = replace(context, tokens=kept, replies=replies)
+            kept = max(context.replies[0], int(own.uniform(profile.inherited, 1.0) * context.tokens))
+            child = replace(context, tokens=kept, replies=context.replies[: bisect_right(context.replies, kept)])
             child.depart(kept, self._names)
             gap = profile.agent_gap.draw(own)
             turns = whole(profile.child_turns, own)
