@@ -17,6 +17,7 @@ from loadgen.commands import INTERRUPTED, CommandError
 COMMANDS = {
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
     "sweep": "many simulations over all cores, and the maximum TPS within SLO of each policy",
+    "replay": "a workload through a live gateway, open or closed loop",
     "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
     "sidecar": "a routing sidecar in front of a decode engine",
     "report": "tables, figures and one HTML page of runs and sweeps",

@@ -66,6 +66,7 @@ class _Family:
     tasks: asyncio.TaskGroup
     roots: list[TraceRequest] = field(default_factory=list)  # that wait for nobody
     start_s: float = 0.0  # in the run's time
+    opening: asyncio.Future[Ask] | None = None  # of `first`
 
 
 class Replay:
@@ -100,10 +101,10 @@ class Replay:
 
     async def run(self) -> None:
         """Send everything and wait for every end. Once. Cancelled, it leaves rows of what was in flight."""
-        self._began = time.monotonic()
         try:
             async with asyncio.TaskGroup() as tasks:
                 if self._options.closed:
+                    self._began = time.monotonic()
                     waiting = iter(self._families)
                     for _ in range(self._options.closed):
                         tasks.create_task(self._slot(waiting))
@@ -115,24 +116,30 @@ class Replay:
     async def _open(self, tasks: asyncio.TaskGroup) -> None:
         for family in self._families:
             family.start_s = self._scaled(family.first.arrival_s - self._families[0].first.arrival_s)
+            if family.start_s <= AHEAD_S:
+                family.opening = self._compose(family.first)
+        await asyncio.gather(*(family.opening for family in self._families if family.opening))
+        self._began = time.monotonic()
+        for family in self._families:
             if family.start_s > self._options.until_s:
                 return
             await self._until(family.start_s - AHEAD_S)
-            tasks.create_task(self._run(family, self._compose(family.first)))
+            tasks.create_task(self._run(family))
 
     async def _slot(self, waiting: Iterator[_Family]) -> None:
         for family in waiting:
-            opening = self._compose(family.first)
-            await opening  # before the family's clock starts, for only this place waits for it
+            family.opening = self._compose(family.first)
+            await family.opening  # before the family's clock starts, for only this place waits for it
             family.start_s = self.now
             if family.start_s > self._options.until_s:
                 return
-            await self._run(family, opening)
+            await self._run(family)
 
-    async def _run(self, family: _Family, opening: asyncio.Future[Ask]) -> None:
+    async def _run(self, family: _Family) -> None:
+        opening, family.opening = family.opening, None  # texts are long: none is held longer than it must
         async with family.tasks:
             for root in family.roots:
-                ask = opening if root is family.first else self._compose(root)
+                ask = opening if opening and root is family.first else self._compose(root)
                 self._set_off(family, root, self._due(family, root), [], ask)
 
     def _set_off(

@@ -26,6 +26,7 @@ from loadgen.trace import Trace
 PROBE_S = 5.0  # what a gateway may take to say anything at all
 REFRESH_S = 0.25
 SHOWN_ERRORS = 3
+SHOWN_CHARACTERS = 160  # of an error
 
 
 class Unreachable(Exception):
@@ -104,7 +105,7 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
     slo = slo_of(info)
     found = measure(rows, info)
     yield (
-        f"TPS within SLO  {found.tps_slo:.1f} output tokens/s of {found.tps:.1f}, {found.tps_slo_all:.0f} with prompts; "
+        f"TPS within SLO  {found.tps_slo:.1f} output tokens/s, of {found.tps:.1f} in all; "
         f"{_percent(found.slo_share)} of {found.requests} requests met TTFT <= {slo.ttft_s:g} s + "
         f"{slo.ttft_per_token_s * 1000:g} ms a token, TPOT <= {slo.tpot_s * 1000:g} ms"
     )
@@ -190,7 +191,7 @@ def _complete(info: RunInfo, rows: Sequence[Row], counts: Counts, options: Optio
 
 
 def _reason(row: Row) -> str:
-    text = " ".join((row.error or "").split())
+    text = " ".join((row.error or "").split())[:SHOWN_CHARACTERS]
     return text if row.status in (None, 200) else f"{row.status} {text}"
 
 

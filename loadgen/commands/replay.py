@@ -1,0 +1,280 @@
+"""`python -m loadgen replay`: a workload through a live gateway."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import secrets
+from dataclasses import replace
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from rich.console import Console
+
+from loadgen import access_log, replay_run
+from loadgen.arrivals import arrange, fitting
+from loadgen.commands import INTERRUPTED, CommandError
+from loadgen.conversation import Script
+from loadgen.engine_server import MODEL_DIR
+from loadgen.profiles import PROFILES
+from loadgen.records import CSV, RunInfo, Slo, export_csv, read_rows
+from loadgen.replay import Options
+from loadgen.replay_run import Gateway, Outcome, Unreachable
+from loadgen.scaling import scaled
+from loadgen.scenario import Dispatch
+from loadgen.streaming import CHAT, ENGINE_HEADER
+from loadgen.synthetic import generate
+from loadgen.text import Words
+from loadgen.trace import Fact, Trace
+from loadgen.traces import TraceError, load
+
+DESCRIPTION = """\
+Send a workload through a live gateway (Envoy with ext_proc, or any OpenAI endpoint) to live engines, simulated or real.
+
+WORKLOAD is a profile of `generate` or a trace of any format that `study` reads. Requests are sent when the workload
+says so, whatever the gateway does (open loop); with --closed N, N sessions run at a time. Replies have exactly the
+workload's lengths (ignore_eos, max_tokens, min_tokens). A follow-up carries what the engine really answered, a fork its
+parent's real history, a compaction the system prompt and a summary.
+
+OUT gets run.json and requests.jsonl, a row a request as it ends, the same rows as a simulation's. A session ends at its
+first failed request; the requests that would have followed are failed rows too ("parent failed").
+
+examples:
+
+  python -m loadgen replay paper-trace-1 --rate 2 --seconds 300 --scale 0.1 --url http://127.0.0.1:10000 --out out/r
+  python -m loadgen replay trace.jsonl --dispatch trace --speed 2 --out out/twice-as-fast
+  python -m loadgen replay paper-trace-1 --closed 16 --duration 60 --out out/closed
+  python -m loadgen replay trace.jsonl --access-log /var/log/envoy/access.log --label smetric --out out/smetric
+
+exit codes: 0 all requests ended well, 1 some failed or nobody answers, 2 wrong usage, 130 interrupted (what there is is
+kept, run.json says that it is not complete)
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options."""
+    slo = Slo()
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"a trace, or a profile: {', '.join(PROFILES)}")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run is written")
+    gateway = parser.add_argument_group("gateway")
+    gateway.add_argument("--url", default="http://127.0.0.1:10000", help="(%(default)s)")
+    gateway.add_argument("--model", metavar="NAME", help="to ask for (the first that GET /v1/models names)")
+    gateway.add_argument(
+        "--model-dir",
+        type=Path,
+        default=MODEL_DIR,
+        metavar="DIR",
+        help="its tokenizer.json and tokenizer_config.json, for texts of the right lengths (the simulated engines')",
+    )
+    gateway.add_argument(
+        "--header", action="append", default=[], metavar="NAME:VALUE", help="of every request; may be given again"
+    )
+    gateway.add_argument(
+        "--instance-header",
+        default=ENGINE_HEADER,
+        metavar="NAME",
+        help="header of an answer that names the instance (%(default)s, which simulated engines set)",
+    )
+    gateway.add_argument(
+        "--access-log",
+        type=Path,
+        metavar="FILE",
+        help="Envoy's, as envoy/envoy.yaml writes it to a file: rows get reason, load and predicted hit",
+    )
+    gateway.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of one answer (%(default)s)")
+    time = parser.add_argument_group("time and lengths")
+    time.add_argument(
+        "--dispatch",
+        type=Dispatch,
+        choices=list(Dispatch),
+        default=Dispatch.THINK,
+        help="follow-ups: the workload's gap after the parent's real end, or at their time stamp, or at the parent's "
+        "end where that is later (%(default)s)",
+    )
+    time.add_argument("--closed", type=_count, metavar="N", help="closed loop: sessions at a time, with their forks")
+    time.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="2 is twice as fast (%(default)s)")
+    time.add_argument("--scale", type=_positive, default=1.0, metavar="X", help="of all lengths (%(default)s)")
+    time.add_argument("--duration", type=_positive, default=math.inf, metavar="S", help="send nothing later (no limit)")
+    time.add_argument("--warmup", type=float, default=0.0, metavar="S", help="not counted in figures (%(default)s)")
+    drawn = parser.add_argument_group("profiles, and traces that are to be resampled")
+    drawn.add_argument("--rate", type=_positive, metavar="X", help="requests a second; a trace keeps its own without")
+    drawn.add_argument("--seconds", type=_positive, default=300.0, metavar="S", help="of the workload (%(default)s)")
+    drawn.add_argument("--seed", type=int, default=0, help="(%(default)s)")
+    drawn.add_argument("--max-tokens", type=_count, metavar="N", help="leave out longer requests (prompt and reply)")
+    figures = parser.add_argument_group("figures")
+    figures.add_argument("--policy", default="unknown", metavar="NAME", help="what the gateway runs, for reports")
+    figures.add_argument("--label", metavar="TEXT", help="of the curve in reports (the policy)")
+    figures.add_argument("--instances", metavar="NAME[,NAME...]", help="all, idle ones included (those that answered)")
+    figures.add_argument("--slo-ttft", type=_positive, default=slo.ttft_s, metavar="S", help="(%(default)s)")
+    figures.add_argument("--slo-ttft-per-token", type=float, default=slo.ttft_per_token_s, metavar="S", help="(1e-4)")
+    figures.add_argument("--slo-tpot", type=_positive, default=slo.tpot_s, metavar="S", help="(%(default)s)")
+    figures.add_argument("--export", choices=["csv"], help=f"write OUT/{CSV} too")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Replay, keep the rows, say what they come to."""
+    url, prefix = _split(args.url)
+    gateway = Gateway(url=url, headers=_headers(args.header), timeout_s=args.timeout)
+    trace = workload(args)
+    script = _script(trace, args.model_dir)
+    log_start = _size(args.access_log)
+    try:
+        served = replay_run.probe(gateway, prefix)
+    except Unreachable as error:
+        raise CommandError(f"the gateway cannot be reached: {error} (is it running? another --url?)") from error
+    tag = secrets.token_hex(6)
+    options = Options(
+        dispatch=args.dispatch,
+        speed=args.speed,
+        closed=args.closed,
+        until_s=args.duration,
+        model=args.model or served,
+        prefix=prefix,
+        instance_header=args.instance_header,
+        tag=tag if args.access_log else None,
+    )
+    info = _info(args, trace, options)
+    try:
+        outcome = replay_run.perform(gateway, trace, script, options, info, args.out)
+        outcome = _finish(args, outcome, tag, log_start)
+    except OSError as error:
+        raise CommandError(f"{error}") from error
+    console = Console(soft_wrap=True)
+    for line in replay_run.summary(outcome, info):
+        console.print(line, highlight=False, markup=False)
+    console.print(f"run             {args.out}", highlight=False, markup=False)
+    if outcome.interrupted:
+        return INTERRUPTED
+    return 1 if outcome.counts.failed else 0
+
+
+def _script(trace: Trace, model_dir: Path) -> Script:
+    try:
+        return Words(trace, model_dir)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--model-dir {model_dir}: {error}") from error
+
+
+def workload(args: argparse.Namespace) -> Trace:
+    """The requests to replay."""
+    try:
+        trace = _workload(args)
+    except (TraceError, ValueError, OSError) as error:
+        raise CommandError(str(error)) from error
+    if not trace.requests:
+        raise CommandError(f"{args.workload}: no request in it can be replayed")
+    block_size = trace.block_size
+    trace = scaled(trace, args.scale)
+    if trace.block_size != block_size and not math.isclose(trace.block_size, block_size * args.scale):
+        factor = trace.block_size / block_size
+        _warn(f"lengths are scaled by {factor:g}: a block of {block_size} tokens becomes one of {trace.block_size}")
+    if Fact.ARRIVALS not in trace.facts and not args.closed:
+        raise CommandError(
+            f"{args.workload} does not say when sessions began: --closed N runs N at a time, --rate X draws arrivals"
+        )
+    follow_ups = [request for request in trace.requests if request.parent is not None]
+    if args.dispatch is Dispatch.THINK and any(request.gap_s is None for request in follow_ups):
+        raise CommandError(f"{args.workload} does not say how long clients thought: --dispatch trace keeps its times")
+    return trace
+
+
+def _workload(args: argparse.Namespace) -> Trace:
+    if args.workload in PROFILES:
+        if args.rate is None:
+            raise CommandError(f"profile {args.workload}: --rate is needed, in requests a second")
+        trace = generate(PROFILES[args.workload], rate=args.rate, seconds=args.seconds, seed=args.seed)
+        return trace if args.max_tokens is None else fitting(trace, args.max_tokens)[0]
+    path = Path(args.workload)
+    if not path.exists():
+        raise CommandError(f"{path}: neither a file nor one of the profiles {', '.join(PROFILES)}")
+    trace = load(path)
+    if args.rate is not None:
+        return arrange(trace, rate=args.rate, seconds=args.seconds, seed=args.seed, max_input=args.max_tokens)
+    return trace if args.max_tokens is None else fitting(trace, args.max_tokens)[0]
+
+
+def _finish(args: argparse.Namespace, outcome: Outcome, tag: str, log_start: int) -> Outcome:
+    """Put the decisions into the rows, and export them. Raises OSError."""
+    if args.access_log:
+        answered, decided = access_log.merge(args.out, args.access_log, tag, start=log_start)
+        outcome = replace(outcome, rows=list(read_rows(args.out)))
+        if decided < answered:
+            _warn(f"{args.access_log} has a decision for {decided} of {answered} requests that were answered")
+    if args.export:
+        export_csv(outcome.rows, args.out / CSV)
+    return outcome
+
+
+def _info(args: argparse.Namespace, trace: Trace, options: Options) -> RunInfo:
+    recorded = args.workload not in PROFILES and args.rate is None
+    return RunInfo(
+        kind="replay",
+        label=args.label or args.policy,
+        policy=args.policy,
+        workload=args.workload,
+        rate=args.speed if recorded else args.rate * args.speed,
+        seed=args.seed,
+        instances=[name.strip() for name in args.instances.split(",")] if args.instances else [],
+        window=(args.warmup, args.warmup),
+        settings={
+            "url": args.url,
+            "model": options.model,
+            "dispatch": options.dispatch.value,
+            "closed": options.closed,
+            "speed": args.speed,
+            "scale": args.scale,
+            "duration_s": None if math.isinf(args.duration) else args.duration,
+            "requests": len(trace.requests),
+            "slo_ttft_s": args.slo_ttft,
+            "slo_ttft_per_token_s": args.slo_ttft_per_token,
+            "slo_tpot_s": args.slo_tpot,
+        },
+    )
+
+
+def _split(url: str) -> tuple[str, str]:
+    """(scheme, host and port; what comes before `/v1` in the API's paths)."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise CommandError(f"--url {url}: http://HOST:PORT is expected")
+    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/").removesuffix(CHAT).removesuffix("/v1")
+
+
+def _headers(given: list[str]) -> dict[str, str]:
+    headers: dict[str, str] = {}
+    for header in given:
+        name, colon, value = header.partition(":")
+        if not colon or not name.strip():
+            raise CommandError(f"--header {header}: NAME:VALUE is expected")
+        headers[name.strip()] = value.strip()
+    return headers
+
+
+def _size(log: Path | None) -> int:
+    """Bytes that a log has before the run."""
+    if log is None:
+        return 0
+    try:
+        return log.stat().st_size
+    except OSError as error:
+        raise CommandError(f"--access-log {error}") from error
+
+
+def _warn(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"loadgen: {text}", highlight=False, markup=False)
+
+
+def _positive(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _count(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
+    return int(text)
