@@ -1,0 +1,290 @@
+"""The workload study: what a trace's sessions reuse, from whom and how soon, and how evenly they could be spread.
+
+Figures 5 to 9 of the paper, from a trace alone. Pure: no files, no text. What the trace's format does not say is None,
+with the reason in `unsaid`. Lengths in tokens, times in seconds, shares from 0 to 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+import msgspec
+
+from loadgen.balance import MINUTE, imbalance, per_minute
+from loadgen.reuse import Store
+from loadgen.trace import Fact, Trace, TraceRequest
+from loadgen.traces import nominal
+
+SOON_S = 100.0  # the paper: about 90 % of the reuse happens within it
+INTERVALS_S = tuple(10 ** (step / 4) for step in range(-4, 21))  # from 0.1 s to 28 hours, for the curve
+EVERY = 256  # requests between two words on progress
+
+
+class Spread(msgspec.Struct, frozen=True):
+    """A distribution in a few points (nearest rank)."""
+
+    count: int
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+    max: float
+
+
+class Reuse(msgspec.Struct, frozen=True, kw_only=True):
+    """Figure 5: reuse with an infinite store. The shares are of the reused tokens and add up to 1."""
+
+    ratio: float  # prompt tokens in blocks that an earlier prompt had / prompt tokens; named parts of blocks count
+    whole: float  # the same of whole blocks alone: what an engine can reuse
+    tokens: int  # reused
+    within: float | None  # share whose block this session produced first
+    system: float | None  # share that is system prompt of another session's making; None: not told from the rest
+    other: float | None  # the rest
+
+
+class Intervals(msgspec.Struct, frozen=True, kw_only=True):
+    """Figure 6: from the end of the last request that used a block to the arrival of the next, each token counted.
+
+    An end that is not recorded is taken to be the arrival, so the interval is an upper bound.
+    """
+
+    soon: float  # share within SOON_S
+    soon_requests: float  # the same, each request counted once: by the last block that it reuses
+    p50: float
+    p90: float
+    p99: float
+    curve: Sequence[tuple[float, float]]  # seconds, share within them
+
+
+class Balance(msgspec.Struct, frozen=True, kw_only=True):
+    """Figure 9: hottest / mean instance in tokens, a value a minute."""
+
+    median: float
+    worst: float
+    minutes: Sequence[float]
+
+
+class Study(msgspec.Struct, frozen=True, kw_only=True):
+    """What a trace says of its workload."""
+
+    trace: str
+    requests: int
+    duration_s: float
+    instances: int
+    input: Spread
+    output: Spread
+    sessions: int | None = None
+    inferred: bool = False  # whether the sessions are
+    forks: int | None = None  # sessions that another session's request began
+    turns: Spread | None = None  # requests of a session that is no fork
+    append: Spread | None = None  # prompt tokens after the last reply, of follow-ups
+    growth: Spread | None = None  # prompt tokens more than the request before, of follow-ups that grow
+    reuse: Reuse | None = None
+    intervals: Intervals | None = None
+    triggers: Mapping[str, float] | None = None  # shares of the requests
+    session_tokens: Spread | None = None  # prompt and reply
+    concentration: Sequence[tuple[float, float]] | None = None  # top share of the sessions -> share of the tokens
+    rate: Spread | None = None  # requests a minute / instances
+    rate_least: float | None = None
+    balance: Balance | None = None
+    nominal: float = 0.0  # share of the requests whose duration is not recorded
+    unsaid: Sequence[str] = ()
+
+
+def study(trace: Trace, instances: int = 32, progress: Callable[[int], object] = lambda _: None) -> Study:
+    """Study a trace; `progress` hears now and then how many requests more are done.
+
+    Raises ValueError for a trace without requests and for fewer instances than one.
+    """
+    if not trace.requests or instances < 1:
+        raise ValueError("a study needs a request and an instance at least")
+    facts = trace.facts
+    told = bool(facts & {Fact.SESSIONS, Fact.INFERRED_SESSIONS})
+    sessions = _by_session(trace.requests) if told else {}
+    turned = _turned(trace.requests) if told else []
+    reuse, intervals = _reuse(trace, told, progress) if Fact.BLOCKS in facts else (None, None)
+    minutes = per_minute(trace.requests) if Fact.ARRIVALS in facts else []
+    balance = imbalance(trace.requests, instances) if Fact.ARRIVALS in facts else []
+    tokens = sorted((sum(one.input + one.output for one in session) for session in sessions.values()), reverse=True)
+    roots = [session for session in sessions.values() if session[0].parent is None]
+    return Study(
+        trace=trace.name,
+        requests=len(trace.requests),
+        duration_s=trace.duration_s,
+        instances=instances,
+        input=spread(request.input for request in trace.requests),
+        output=spread(request.output for request in trace.requests),
+        sessions=len(sessions) if told else None,
+        inferred=Fact.INFERRED_SESSIONS in facts,
+        forks=len(sessions) - len(roots) if told else None,
+        turns=spread(len(session) for session in roots) if roots else None,
+        append=spread(after.input - after.history for _, after in turned) if turned else None,
+        growth=_growth(turned),
+        reuse=reuse,
+        intervals=intervals,
+        triggers=_triggers(trace.requests) if Fact.TRIGGERS in facts else None,
+        session_tokens=spread(tokens) if tokens else None,
+        concentration=_concentration(tokens) if tokens else None,
+        rate=spread(count / instances for count in minutes) if minutes else None,
+        rate_least=min(minutes) / instances if minutes else None,
+        balance=_balance(balance) if balance else None,
+        nominal=sum(request.duration_s is None for request in trace.requests) / len(trace.requests),
+        unsaid=_unsaid(trace, bool(minutes)),
+    )
+
+
+def spread(values: Iterable[float]) -> Spread:
+    """A distribution's points. Raises ValueError for no values."""
+    ordered = sorted(values)
+    if not ordered:
+        raise ValueError("a distribution of nothing")
+    p50, p90, p99 = (ordered[max(0, math.ceil(q * len(ordered)) - 1)] for q in (0.5, 0.9, 0.99))
+    return Spread(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
+
+
+def _by_session(requests: Sequence[TraceRequest]) -> dict[str, list[TraceRequest]]:
+    sessions: dict[str, list[TraceRequest]] = defaultdict(list)
+    for request in requests:
+        sessions[request.session].append(request)
+    return sessions
+
+
+def _turned(requests: Sequence[TraceRequest]) -> list[tuple[TraceRequest, TraceRequest]]:
+    """Follow-ups with the request that they follow in their own session."""
+    known: dict[str, TraceRequest] = {}
+    pairs = []
+    for request in requests:
+        before = known.get(request.parent or "")
+        if before is not None and before.session == request.session and request.turn:
+            pairs.append((before, request))
+        known[request.id] = request
+    return pairs
+
+
+def _growth(turned: Sequence[tuple[TraceRequest, TraceRequest]]) -> Spread | None:
+    grown = [after.input - before.input for before, after in turned if after.input > before.input]
+    return spread(grown) if grown else None
+
+
+def _reuse(trace: Trace, sessions: bool, progress: Callable[[int], object]) -> tuple[Reuse, Intervals | None]:
+    store = Store()
+    size = trace.block_size
+    shares = {"within": 0, "system": 0, "other": 0}
+    whole = 0
+    waits: list[tuple[float, int]] = []  # seconds, tokens
+    last_waits: list[tuple[float, int]] = []  # the same of the last block found, once a request
+    clock = Fact.ARRIVALS in trace.facts
+    for number, request in enumerate(trace.requests, 1):
+        found = store.visit(request.blocks, request.session, request.arrival_s + (request.duration_s or 0.0))
+        for piece in found:
+            start, end = piece.position * size, min((piece.position + piece.count) * size, request.input)
+            own = piece.producer == request.session
+            system = 0 if own else max(0, min(end, request.system) - start)
+            shares["system"] += system
+            shares["within" if own else "other"] += end - start - system
+            if clock or (own and start >= request.system):
+                waits.append((max(0.0, request.arrival_s - piece.end_s), end - start))
+        if found:
+            whole += min(found[-1].position + found[-1].count, request.input // size) * size
+            if clock or found[-1].producer == request.session:
+                last_waits.append((max(0.0, request.arrival_s - found[-1].end_s), 1))
+        if number % EVERY == 0:
+            progress(EVERY)
+    progress(len(trace.requests) % EVERY)
+    total = sum(request.input for request in trace.requests)
+    tokens = sum(shares.values())
+    split = sessions and tokens > 0
+    told = Fact.SYSTEM in trace.facts
+    reuse = Reuse(
+        ratio=tokens / total,
+        whole=whole / total,
+        tokens=tokens,
+        within=shares["within"] / tokens if split else None,
+        system=shares["system"] / tokens if split and told else None,
+        other=shares["other"] / tokens if split else None,
+    )
+    return reuse, _intervals(waits, last_waits) if waits else None
+
+
+def _intervals(waits: list[tuple[float, int]], last_waits: list[tuple[float, int]]) -> Intervals:
+    waits.sort()
+    total = sum(tokens for _, tokens in waits)
+    points = iter((0.5, 0.9, 0.99))
+    quantiles: list[float] = []
+    curve: list[tuple[float, float]] = []
+    below = 0
+    due = next(points, None)
+    grid = iter(INTERVALS_S)
+    mark = next(grid, None)
+    for seconds, tokens in waits:
+        while mark is not None and seconds > mark:
+            curve.append((mark, below / total))
+            mark = next(grid, None)
+        below += tokens
+        while due is not None and below >= due * total:
+            quantiles.append(seconds)
+            due = next(points, None)
+    curve += [(mark, 1.0)] if mark is not None else []
+    return Intervals(
+        soon=_within(waits, SOON_S),
+        soon_requests=_within(last_waits, SOON_S),
+        p50=quantiles[0],
+        p90=quantiles[1],
+        p99=quantiles[2],
+        curve=curve,
+    )
+
+
+def _within(waits: Sequence[tuple[float, int]], limit: float) -> float:
+    total = sum(weight for _, weight in waits)
+    return sum(weight for seconds, weight in waits if seconds <= limit) / total if total else math.nan
+
+
+def _triggers(requests: Sequence[TraceRequest]) -> dict[str, float]:
+    counts = Counter("not said" if request.trigger is None else str(request.trigger) for request in requests)
+    return {trigger: count / len(requests) for trigger, count in counts.most_common()}
+
+
+def _concentration(tokens: Sequence[int]) -> list[tuple[float, float]]:
+    """`tokens`: of the sessions, most first."""
+    total = sum(tokens)
+    return [
+        (top, sum(tokens[: math.ceil(top * len(tokens))]) / total) for top in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    ]
+
+
+def _balance(minutes: Sequence[float]) -> Balance:
+    return Balance(median=spread(minutes).p50, worst=max(minutes), minutes=minutes)
+
+
+def _unsaid(trace: Trace, timed: bool) -> list[str]:
+    """What the format does not say, and what is therefore missing or assumed."""
+    facts = trace.facts
+    unsaid = []
+    if Fact.BLOCKS not in facts:
+        unsaid.append("which prompts share blocks: no reuse, no intervals")
+    if Fact.INFERRED_SESSIONS in facts:
+        unsaid.append(
+            "sessions: they are inferred, a request goes on from the earlier one whose whole prompt it begins with"
+        )
+    elif Fact.SESSIONS not in facts:
+        unsaid.append("which requests belong to a session: no turns, no split of the reuse, no tokens a session")
+    if Fact.BLOCKS in facts and Fact.SYSTEM not in facts:
+        unsaid.append("how long system prompts are: their reuse is among that from other sessions")
+    if Fact.TRIGGERS not in facts:
+        unsaid.append("what triggered a request")
+    if Fact.ARRIVALS not in facts:
+        unsaid.append(
+            "when sessions began: no requests a minute, no balance; intervals of what a session produced itself, alone"
+        )
+    elif not timed:
+        unsaid.append(f"more than {MINUTE:.0f} s: no requests a minute, no balance")
+    missing = sum(request.duration_s is None for request in trace.requests) / len(trace.requests)
+    if missing:
+        unsaid.append(
+            f"how long {missing:.0%} of the requests took: intervals count from their arrival, and for the balance "
+            f"they take {nominal.BASE_S} s + {nominal.TOKEN_S * 1000:.1f} ms a token of the reply"
+        )
+    return unsaid
