@@ -1,0 +1,84 @@
+"""From the names of a trace's blocks to the keys under which an instance caches a request's prompt and reply.
+
+A name stands for a block and all before it, so a coarser cache takes every n-th name. A reply's blocks have the names
+that the next turn's prompt shows at their place; what no later prompt shows is named by nothing else.
+
+Keys are small and dense, 0 to `count`, so that a cache can be an array.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+import numpy.typing as npt
+
+from loadgen.trace import Runs, Trace, TraceRequest, cut
+
+KeyArray = npt.NDArray[np.int32]
+
+
+class Keys:
+    """The keys of a trace's requests, for caches of `block_size` tokens. Each request is asked for once."""
+
+    def __init__(self, trace: Trace, block_size: int) -> None:
+        """Raises ValueError where `block_size` is no multiple of the trace's."""
+        self._every, rest = divmod(block_size, trace.block_size)
+        if rest or not self._every:
+            raise ValueError(f"block size {block_size} is no multiple of the trace's, {trace.block_size} tokens")
+        self._block_size = block_size
+        self._next: Mapping[str, Runs] = {
+            request.parent: request.blocks for request in reversed(trace.requests) if request.parent is not None
+        }
+        self._starts, self._offsets, self._nameless = _dense(request.blocks for request in trace.requests)
+        spare = sum(request.output // block_size + 2 for request in trace.requests)
+        padding = sum(max(0, request.input // trace.block_size - _length(request)) for request in trace.requests)
+        self.count = self._nameless + spare + padding
+
+    def of(self, request: TraceRequest) -> KeyArray:
+        """Keys of the whole blocks of prompt and reply, without the reply's last token, which is never computed."""
+        prompt = request.input // self._block_size
+        whole = (request.input + request.output - 1) // self._block_size
+        keys = self._keys(request.blocks, prompt)
+        if len(keys) == prompt and (after := self._next.get(request.id)):
+            following = self._keys(after, whole)
+            if not prompt or (len(following) >= prompt and following[prompt - 1] == keys[-1]):
+                keys = following
+        missing = whole - len(keys)
+        if missing > 0:
+            fresh = np.arange(self._nameless, self._nameless + missing, dtype=np.int32)
+            self._nameless += missing
+            keys = np.concatenate((keys, fresh))
+        return keys
+
+    def _keys(self, runs: Runs, count: int) -> KeyArray:
+        """The keys at positions every - 1, 2 * every - 1, ..., at most `count` of them."""
+        parts = []
+        for first, length in cut(runs, 0, count * self._every):
+            start = first + self._offsets[bisect_right(self._starts, first) - 1]
+            parts.append(np.arange(start, start + length, dtype=np.int32))
+        if not parts:
+            return np.empty(0, np.int32)
+        return np.concatenate(parts)[self._every - 1 :: self._every]
+
+
+def _length(request: TraceRequest) -> int:
+    return sum(count for _, count in request.blocks)
+
+
+def _dense(all_runs: Iterable[Runs]) -> tuple[list[int], list[int], int]:
+    """Where each stretch of names begins, what to add to a name of it, and how many names there are."""
+    spans = sorted({(first, first + count) for runs in all_runs for first, count in runs})
+    starts: list[int] = []
+    offsets: list[int] = []
+    total = end = 0
+    for first, stop in spans:
+        if not starts or first > end:
+            starts.append(first)
+            offsets.append(total - first)
+            end = first
+        if stop > end:
+            total += stop - end
+            end = stop
+    return starts, offsets, total
