@@ -15,6 +15,7 @@ from types import FrameType
 from loadgen.commands import INTERRUPTED, CommandError
 
 COMMANDS = {
+    "study": "what a recorded or generated workload reuses, and how evenly it could be spread",
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
     "sweep": "many simulations over all cores, and the maximum TPS within SLO of each policy",
     "replay": "a workload through a live gateway, open or closed loop",
