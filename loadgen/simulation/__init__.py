@@ -1,17 +1,20 @@
 """A cluster on a virtual clock: the product's router, policies, loads and in-memory index, before modelled instances.
 
     keys.py      names of a trace's blocks -> keys of a request's prompt and reply
-    instance.py  the instance of the live engine, with a global tier beneath its cache
+    instance.py  the live engine's scheduler over these caches
     gateway.py   the real router, and the index that the instances' events feed
     cluster.py   the event loop
+    memory.py    the caches of the instances, and of the cluster, as arrays
+    workload.py  what a scenario's requests are      about.py  what a run says of itself
 
 Same scenario, same rows: nothing here reads a clock or an unseeded random number.
 """
 
 from __future__ import annotations
 
+from loadgen.simulation.about import info, label
 from loadgen.simulation.cluster import ImpossibleScenario, simulate
 
 # from loadgen.simulation.workload import workload
 
-__all__ = ["ImpossibleScenario", "simulate"]
+__all__ = ["ImpossibleScenario", "info", "label", "simulate", "workload"]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
@@ -45,6 +45,11 @@ def simulate(scenario: Scenario, trace: Trace, *, progress: OnProgress = lambda 
     return _Cluster(scenario, trace).run(progress)
 
 
+def names_of(scenario: Scenario) -> list[str]:
+    """The instances' names."""
+    return [f"i{number:02d}" for number in range(scenario.instances)]
+
+
 class _Cluster:
     def __init__(self, scenario: Scenario, trace: Trace) -> None:
         profile = PROFILES[scenario.model]
@@ -61,7 +66,7 @@ class _Cluster:
             self._keys = Keys(trace, block_size)
         except ValueError as error:
             raise ImpossibleScenario(str(error)) from None
-        names = [f"i{number:02d}" for number in range(scenario.instances)]
+        names = names_of(scenario)
         tier_blocks = round(scenario.global_ratio * blocks) * scenario.instances
         tier = GlobalTier(tier_blocks, self._keys.count) if tier_blocks else None
         self._instances = {
@@ -227,6 +232,3 @@ def _check(scenario: Scenario, trace: Trace, capacity: int) -> None:
         raise ImpossibleScenario(
             f"workload {trace.name!r} does not say how long its clients think: use --dispatch trace"
         )
-
-
-__all__: Sequence[str] = ["ImpossibleScenario", "simulate"]

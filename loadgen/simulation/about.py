@@ -1,0 +1,39 @@
+"""What a simulated run says of itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, fields
+
+from extproc.policies import registry
+from loadgen.records import Row, RunInfo
+from loadgen.scenario import Scenario
+from loadgen.simulation.cluster import names_of
+
+_ELSEWHERE = {"policy", "options", "workload", "rate", "seed", "instances", "slo"}  # fields of RunInfo, or spelled out
+
+
+def label(scenario: Scenario) -> str:
+    """The policy, with those of its options that are not the defaults: "bailian weight=0.8"."""
+    defaults = registry.options(scenario.policy)
+    chosen = [f"{name}={value:g}" for name, value in sorted(scenario.options.items()) if defaults.get(name) != value]
+    return " ".join([scenario.policy, *chosen])
+
+
+def info(scenario: Scenario, rows: Sequence[Row] = ()) -> RunInfo:
+    """`run.json` of a simulation. `rows` tell how many requests there were."""
+    settings = {field.name: getattr(scenario, field.name) for field in fields(scenario) if field.name not in _ELSEWHERE}
+    return RunInfo(
+        kind="simulate",
+        label=label(scenario),
+        policy=scenario.policy,
+        options=scenario.options,
+        workload=scenario.workload,
+        rate=scenario.rate,
+        seed=scenario.seed,
+        instances=names_of(scenario),
+        window=(scenario.warmup_s, scenario.warmup_s + scenario.measure_s),
+        settings=settings
+        | {f"slo_{name}": value for name, value in asdict(scenario.slo).items()}
+        | {"requests": len(rows)},
+    )
