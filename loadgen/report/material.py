@@ -73,9 +73,13 @@ class Group:
     def title(self) -> str:
         """The setting in words."""
         given = dict(self.setting)
-        words = [given.pop("workload", ""), f"{given.pop('instances', '?')} instances", given.pop("model", "")]
-        if given.get("kind") == "simulate":
-            del given["kind"]
+        kind, workload = given.pop("kind", ""), given.pop("workload", "")
+        instances = given.pop("instances", "")
+        words = [
+            f"replay of {workload}" if kind == "replay" else workload,
+            f"{instances} instances" if instances else "",
+            given.pop("model", ""),
+        ]
         return ", ".join([word for word in words if word] + [f"{name} {value}" for name, value in given.items()])
 
     @property

@@ -17,6 +17,8 @@ from loadgen.scenario import Scenario
 
 _AXES = frozenset({"policy", "options", "rate", "seed", "global_ratio", "slo"})  # fields that do not set groups apart
 
+_REPLAYS = {"closed": "None", "scale": "1.0", "duration_s": "None"}  # what else sets replays apart, and its defaults
+
 
 class Unreadable(Exception):
     """A path holds nothing that can be reported; the message says what is wrong with it."""
@@ -52,17 +54,20 @@ def sources(paths: Iterable[Path]) -> Iterator[Path]:
             yield path
         elif not path.is_dir():
             raise Unreadable(f"{path}: there is no such file or directory")
-        elif found := [
-            *([path] if (path / RUN).exists() else []),
-            *([path / sweep.FILE] if (path / sweep.FILE).exists() else []),
-            *sorted(run.parent for run in path.glob(f"*/{RUN}")),
-        ]:
+        elif found := [source for place in (path, *sorted(path.iterdir())) for source in _inside(place)]:
             yield from found
         else:
             raise Unreadable(
                 f"{path}: neither {RUN} (of a simulation or a replay) nor {sweep.FILE} (of a sweep) is in it, nor in a "
                 "directory below"
             )
+
+
+def _inside(directory: Path) -> Iterator[Path]:
+    if (directory / sweep.FILE).exists():
+        yield directory / sweep.FILE
+    if (directory / RUN).exists():
+        yield directory
 
 
 def _sweep(path: Path, notes: list[str]) -> Iterator[Point]:
@@ -101,6 +106,8 @@ def _run(path: Path, notes: list[str]) -> Point:
     except OSError as error:
         raise Unreadable(f"{path / RUN}: {error.strerror}") from error
     rows = list(_rows(path, notes))
+    if not info.complete and rows and info.window[1] <= info.window[0]:  # a replay's end is known when it has ended
+        info.window = (info.window[0], max(row.end_s or row.sent_s for row in rows))
     if not info.complete:
         last = max((row.end_s or row.sent_s for row in rows), default=0.0)
         notes.append(
@@ -114,9 +121,11 @@ def _run(path: Path, notes: list[str]) -> Point:
     start, end = info.window
     due = [row for row in rows if start <= row.due_s < end]
     facts = {name: str(value) for name, value in info.settings.items()}
+    if info.kind == "simulate":  # a replay that was not told knows only the instances that answered
+        facts["instances"] = str(len(info.instances))
     ratio = info.settings.get("global_ratio")
     return Point(
-        setting=_setting(info.kind, {**facts, "workload": info.workload, "instances": str(len(info.instances))}),
+        setting=_setting(info.kind, {**facts, "workload": info.workload}),
         label=info.label,
         policy=info.policy,
         options=info.options,
@@ -163,7 +172,7 @@ def _facts(scenario: Scenario) -> dict[str, str]:
 
 def _setting(kind: str, facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """What sets a group apart: what it always names, and what is not the default."""
-    defaults = _facts(Scenario())
+    defaults = {**_facts(Scenario()), **_REPLAYS}
     always = {"workload", "instances", "model"} & facts.keys()
     given = {
         name: facts[name] for name in defaults if name in facts and (name in always or facts[name] != defaults[name])

@@ -37,7 +37,7 @@ def info(policy: str, seed: int = 0, *, instances: int = 8, minutes: int = 5, **
             "seed": seed,
             "instances": [f"i{number}" for number in range(instances)],
             "window": (60.0, 60.0 * (minutes + 1)),
-            "settings": {"global_ratio": 4.6},
+            "settings": {"global_ratio": 4.6, "model": "30b-h20"},
             **given,
         }
     )

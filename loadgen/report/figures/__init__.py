@@ -12,7 +12,17 @@ from typing import Protocol
 
 from matplotlib import rc_context
 
-from loadgen.report.figures import heatmap, imbalance, latency, provisioning, reuse, sensitivity, stickiness, tps_rate
+from loadgen.report.figures import (
+    heatmap,
+    imbalance,
+    latency,
+    margin,
+    provisioning,
+    reuse,
+    sensitivity,
+    stickiness,
+    tps_rate,
+)
 from loadgen.report.figures.style import RC, Drawn
 from loadgen.report.material import Group
 
@@ -26,7 +36,7 @@ class Kind(Protocol):
         """The figures; none where the group lacks what is needed."""
 
 
-KINDS: tuple[Kind, ...] = (tps_rate, provisioning, reuse, imbalance, heatmap, latency, stickiness, sensitivity)
+KINDS: tuple[Kind, ...] = (tps_rate, provisioning, margin, reuse, imbalance, heatmap, latency, stickiness, sensitivity)
 
 
 def draw(group: Group) -> tuple[list[Drawn], list[str]]:

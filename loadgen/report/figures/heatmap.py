@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator
 
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from loadgen.measures import imbalances
 from loadgen.report.figures.style import Drawn, where
@@ -29,18 +30,21 @@ def draw(group: Group) -> Iterator[Drawn]:
     mesh = None
     for ax, (label, trail) in zip(axes, heats.items(), strict=False):
         table = [[minute[column] / 1e3 for minute in trail.heat] for column in range(len(trail.instances))]
-        mesh = ax.pcolormesh(table, cmap="cividis_r", vmin=0, vmax=top)
+        minutes = range(len(trail.heat) + 1)
+        edges = [number - 0.5 for number in range(len(trail.instances) + 1)]  # an instance's number at its middle
+        mesh = ax.pcolormesh(minutes, edges, table, cmap="cividis_r", vmin=0, vmax=top)
         uneven = imbalances(trail.heat)
-        ax.set_title(f"{label}: {math.fsum(uneven) / len(uneven):.2f}")
+        ax.set_title(f"{label}\nhottest / mean {math.fsum(uneven) / len(uneven):.2f}", fontsize=9)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
         ax.grid(visible=False)
+    for ax in axes[max(0, len(heats) - columns) : len(heats)]:  # nothing is below these
+        ax.tick_params(labelbottom=True)
     for ax in axes[len(heats) :]:
         ax.set_axis_off()
     figure.supxlabel("Minute of the window", fontsize=9)
     figure.supylabel("Instance", fontsize=9)
     if mesh is not None:
         figure.colorbar(mesh, ax=axes, label="Thousand tokens a minute", shrink=0.9, pad=0.01)
-    caption = (
-        f"Prompt and output tokens, {where(group, group.main)}, first seed. Dark cells are hot; the number is the mean "
-        "over minutes of the hottest instance over the mean one."
-    )
+    caption = f"Prompt and output tokens, {where(group, group.main)}, first seed. Dark cells are hot."
     yield Drawn("heatmap", "Load of each instance over time", caption, figure)

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 
 from loadgen.measures import Quantiles
-from loadgen.report.figures.style import Drawn, Look, legend, looks, panels, rows_of, seeds, where
+from loadgen.report.figures.style import Drawn, Look, legend, looks, panels, plain_rows, rows_of, seeds, where
 from loadgen.report.material import Case, Group, Trail
 
 NEEDS = "imbalance: rows that tell the instance, over at least a minute"
-_POINTS = (("p50", "|"), ("p75", "|"), ("p90", "|"), ("p99", "|"))
+_POINTS = ("p50", "p75", "p90", "p99")
 
 
 def draw(group: Group) -> Iterator[Drawn]:
@@ -27,7 +27,9 @@ def draw(group: Group) -> Iterator[Drawn]:
     for row, label in enumerate(labels):
         mean, look = means[label], style[label]
         half = None if math.isnan(mean.half) else mean.half
-        left.errorbar(mean.mean, row, xerr=half, color=look.color, marker=look.marker, linestyle="", capsize=2)
+        left.errorbar(
+            mean.mean, row, xerr=half, color=look.color, marker=look.marker, linestyle="", elinewidth=0.9, capsize=2
+        )
         left.annotate(f"{mean.mean:.2f}", (mean.mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     rows_of(left, labels)
     left.margins(x=0.15)
@@ -62,15 +64,14 @@ def _distribution(
 
 def _quantiles(ax: Axes, labels: Sequence[str], case: Case, style: Mapping[str, Look]) -> None:
     for row, label in enumerate(labels):
-        points = [quantile(case, label, name) for name, _ in _POINTS]
+        points = [_quantile(case, label, name) for name in _POINTS]
         ax.plot(points, [row] * len(points), color=style[label].color, linewidth=1.2)
         ax.plot(points[1:], [row] * (len(points) - 1), "|", color=style[label].color, markersize=10)
         ax.plot(points[0], row, style[label].marker, color=style[label].color)
-    ax.tick_params(axis="y", length=0)
-    ax.grid(visible=False, axis="y")
+    plain_rows(ax)
 
 
-def quantile(case: Case, label: str, name: str) -> float:
+def _quantile(case: Case, label: str, name: str) -> float:
     """A quantile of the windows, mean over seeds."""
 
     def value(points: Quantiles) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
 from loadgen.measures import Measures, Quantiles
 from loadgen.report.figures.style import Drawn, legend, looks, panels, where
 from loadgen.report.material import Case, Group, Trail
 
 NEEDS = "latency: requests that were answered"
 _SHARES = {"p50": 0.5, "p75": 0.25, "p90": 0.1, "p95": 0.05, "p99": 0.01}  # of values above
+_MOST = 0.95  # the share above which a curve begins: the fastest requests are of no interest
 
 
 def draw(group: Group) -> Iterator[Drawn]:
@@ -28,7 +31,7 @@ def draw(group: Group) -> Iterator[Drawn]:
             else:
                 xs, ys = _from_quantiles(case, label, points)
             scale = 1e3 if "ms" in name else 1.0
-            kept = [(x * scale, y) for x, y in zip(xs, ys, strict=True) if x > 0]  # nan is not above 0
+            kept = [(x * scale, y) for x, y in zip(xs, ys, strict=True) if x > 0 and y <= _MOST]  # nan is not above 0
             some = some or bool(kept)
             ax.plot(
                 [x for x, _ in kept],
@@ -41,9 +44,13 @@ def draw(group: Group) -> Iterator[Drawn]:
         ax.set_xscale("log")
         ax.set_yscale("log")
         ax.set_xlabel(name)
+        ax.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+        ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        ax.xaxis.set_minor_formatter(NullFormatter())
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.4%}".rstrip("0%").rstrip(".") + "%"))
     if not some:
         return
-    axes[0].set_ylabel("Share of requests above")
+    axes[0].set_ylabel("Share of requests that took longer")
     legend(figure, axes)
     how = "All requests" if whole else "Medians, p75, p90, p95 and p99 (means over seeds)"
     caption = f"{how} {where(group, case)}; requests without a first token are left out (the table counts them)."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.report.figures.style import Drawn, error, legend, looks, panels, seeds
+from loadgen.report.figures.style import Drawn, error, legend, looks, panels, seeds, ticks
 from loadgen.report.material import Group, tps
 
 NEEDS = "TPS within SLO against provisioning: simulations of at least two global tiers (sweep --global-ratio 0,4.6)"
@@ -31,6 +31,7 @@ def draw(group: Group) -> Iterator[Drawn]:
         )
     ax.set_xlabel("Global tier / local cache, tokens (0: none)")
     ax.set_ylabel("Most output tokens/s within SLO")
+    ticks(ax, [case.ratio for case in cases])
     ax.set_ylim(bottom=0)
     legend(figure, [ax])
     caption = f"The rate with the highest mean, for each policy and provisioning ({seeds(cases[-1])})."

@@ -7,7 +7,18 @@ from collections.abc import Iterator
 
 from matplotlib.ticker import PercentFormatter
 
-from loadgen.report.figures.style import GLOBAL, LOCAL, Drawn, legend, panels, provision, rate_words, rows_of, spread
+from loadgen.report.figures.style import (
+    GLOBAL,
+    LOCAL,
+    Drawn,
+    legend,
+    panels,
+    plain_rows,
+    provision,
+    rate_words,
+    rows_of,
+    spread,
+)
 from loadgen.report.material import Case, Group
 
 NEEDS = "reuse: rows that tell how many prompt tokens were cached"
@@ -24,8 +35,7 @@ def draw(group: Group) -> Iterator[Drawn]:
     for ax, case in zip(axes, shown, strict=True):
         for label, (local, fetched) in _bars(case).items():
             row = labels.index(label)
-            first = row == 0
-            ax.barh(row, local, 0.65, color=LOCAL, label="local cache" if first else None)
+            ax.barh(row, local, 0.65, color=LOCAL, label="local cache")
             if fetched > 0:
                 ax.barh(row, fetched, 0.65, local, color=GLOBAL, label="global tier")
             ax.text(local + fetched + 0.02, row, f"{local + fetched:.0%}", va="center", fontsize=8)
@@ -35,6 +45,7 @@ def draw(group: Group) -> Iterator[Drawn]:
         ax.set_xticks([0, 0.25, 0.5, 0.75, 1])
         ax.xaxis.set_major_formatter(PercentFormatter(1))
         ax.set_xlabel("Prompt tokens reused")
+        plain_rows(ax)
     rows_of(axes[0], labels)
     legend(figure, axes)
     caption = "Shares of all prompt tokens, by the tier in which they were found; the mean over seeds."

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from matplotlib.ticker import PercentFormatter
 
+from loadgen.intervals import Interval
 from loadgen.report.figures.style import Drawn, error, legend, looks, panels, rows_of, seeds, where
 from loadgen.report.material import Group
 
@@ -32,11 +33,12 @@ def draw(group: Group) -> Iterator[Drawn]:
             ax.errorbar(
                 values[label].mean,
                 row + offset,
-                xerr=error([values[label]]),
+                xerr=_error(values[label]),
                 color=look.color,
                 marker=look.marker,
                 markerfacecolor=face,
                 linestyle="",
+                elinewidth=0.9,
                 capsize=2,
             )
     for face, text in (("#555555", "first turn's instance"), ("white", "instance of the turn before")):
@@ -48,3 +50,9 @@ def draw(group: Group) -> Iterator[Drawn]:
     legend(figure, [ax])
     caption = f"Share of requests with a turn above 0, {where(group, case)} ({seeds(case)})."
     yield Drawn("stickiness", "Session stickiness", caption, figure)
+
+
+def _error(share: Interval) -> list[list[float]]:
+    """Error bars below and above that stay between 0 and 1, as shares do."""
+    half = error([share])[0]
+    return [[min(half, share.mean)], [min(half, 1 - share.mean)]]

@@ -108,13 +108,13 @@ def where(group: Group, case: Case) -> str:
 
 
 def rate_words(group: Group, rate: float) -> str:
-    """A rate with its unit; a replay's is in sessions a second, or the factor of a recorded trace."""
+    """A rate with its unit; a replay's may be the factor of a recorded trace."""
     return f"rate {rate:g}" if group.live else f"{rate:g} requests/s"
 
 
 def rate_axis(group: Group) -> str:
     """The label of an axis of rates."""
-    return "Offered rate (sessions/s, or factor)" if group.live else "Offered rate (requests/s)"
+    return "Offered rate (requests/s, or factor of the trace)" if group.live else "Offered rate (requests/s)"
 
 
 def error(intervals: Iterable[Interval]) -> list[float]:
@@ -129,13 +129,20 @@ def seeds(case: Case) -> str:
     return "one seed" if counts == {1} else f"mean of {number} seeds, bars are 95 % confidence intervals"
 
 
+def ticks(ax: Axes, values: Sequence[float]) -> None:
+    """Ticks of the x axis where something was measured, if there is room for all."""
+    if len(values) <= 8:
+        ax.set_xticks(list(values), [f"{value:g}" for value in values])
+
+
 def legend(figure: Figure, axes: Sequence[Axes]) -> None:
     """One legend for all panels, below them, where it covers nothing."""
     handles: dict[str, Artist] = {}
     for ax in axes:
         for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
             handles.setdefault(label, handle)
-    columns = max(1, min(len(handles), int(figure.get_figwidth() // 1.6)))
+    inches = 0.5 + 0.07 * max(map(len, handles))
+    columns = max(1, min(len(handles), int(figure.get_figwidth() // inches)))
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
 
 
@@ -143,5 +150,10 @@ def rows_of(ax: Axes, labels: Sequence[str]) -> None:
     """A horizontal figure with a row for each label, the first on top."""
     ax.set_yticks(range(len(labels)), labels)
     ax.set_ylim(len(labels) - 0.4, -0.6)
+    plain_rows(ax)
+
+
+def plain_rows(ax: Axes) -> None:
+    """No ticks and lines across for an axis of names."""
     ax.tick_params(axis="y", length=0)
     ax.grid(visible=False, axis="y")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.report.figures.style import Drawn, error, legend, looks, panels, provision, rate_axis, seeds, spread
+from loadgen.report.figures.style import Drawn, error, legend, looks, panels, provision, rate_axis, seeds, spread, ticks
 from loadgen.report.material import Group, tps
 
 NEEDS = "TPS within SLO against rate: simulations of at least two rates (sweep --rate 6,8,10)"
@@ -34,6 +34,7 @@ def draw(group: Group) -> Iterator[Drawn]:
             )
         ax.set_title(provision(case.ratio))
         ax.set_xlabel(rate_axis(group))
+        ticks(ax, sorted({rate for curve in case.curves.values() for rate in curve.rates}))
         ax.set_ylim(bottom=0)
     axes[0].set_ylabel("Output tokens/s within SLO")
     legend(figure, axes)

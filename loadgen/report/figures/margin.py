@@ -1,0 +1,84 @@
+"""How much more a policy does than each other, over the same seeds: differences of a few per cent that curves hide."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from matplotlib.axes import Axes
+from matplotlib.ticker import PercentFormatter
+
+from loadgen.intervals import Interval
+from loadgen.peaks import more
+from loadgen.report.figures.style import Drawn, Look, error, legend, looks, panels, rate_axis, ticks, where
+from loadgen.report.material import Group, tps
+
+NEEDS = "margins: two policies over the same seeds and rates"
+
+Line = Sequence[tuple[float, Interval]]
+
+
+def draw(group: Group) -> Iterator[Drawn]:
+    """The first policy against each other: by rate, and at their peaks by provisioning."""
+    first, style = next(iter(group.policies)), looks(group)
+    by_rate = {label: line for label in style if label != first and (line := _by_rate(group, first, label))}
+    by_tier = {label: line for label in style if label != first and (line := _by_tier(group, first, label))}
+    lines = [
+        (lines, axis)
+        for lines, axis in ((by_rate, rate_axis(group)), (by_tier, "Global tier / local cache, tokens (0: none)"))
+        if any(len(line) > 1 for line in lines.values())
+    ]
+    if not lines:
+        return
+    figure, axes = panels(len(lines), width=4.8 if len(lines) == 1 else 3.8)
+    for ax, (curves, axis) in zip(axes, lines, strict=True):
+        _panel(ax, curves, style)
+        ax.set_xlabel(axis)
+    axes[0].set_ylabel(f"{first}, TPS within SLO against")
+    legend(figure, axes)
+    parts = [f"by rate, {where(group, group.main).partition(', ')[2]}".rstrip(", ")] if lines[0][0] is by_rate else []
+    parts += ["each at its best rate, by provisioning"] if lines[-1][0] is by_tier else []
+    caption = (
+        f"How much more {first} does than each other policy ({'; '.join(parts)}): mean of the relative differences "
+        "over the same seeds, with 95 % confidence intervals. A bar that crosses zero is noise."
+    )
+    yield Drawn("margin", f"Margin of {first}", caption, figure)
+
+
+def _by_rate(group: Group, first: str, label: str) -> Line:
+    curves = group.main.curves
+    if first not in curves or label not in curves:
+        return []
+    rates = sorted(set(curves[first].rates) & set(curves[label].rates))
+    found = [(rate, more(curves[first].at(rate, tps), curves[label].at(rate, tps))) for rate in rates]
+    return [(rate, difference) for rate, difference in found if difference.n]
+
+
+def _by_tier(group: Group, first: str, label: str) -> Line:
+    found = []
+    for case in group.cases:
+        if case.ratio >= 0 and first in case.curves and label in case.curves:  # nan, of a replay, is not
+            ours, other = case.curves[first], case.curves[label]
+            found.append((case.ratio, more(ours.at(ours.peak(tps), tps), other.at(other.peak(tps), tps))))
+    return [(ratio, difference) for ratio, difference in found if difference.n]
+
+
+def _panel(ax: Axes, lines: Mapping[str, Line], style: Mapping[str, Look]) -> None:
+    places = sorted({x for line in lines.values() for x, _ in line})
+    span = places[-1] - places[0]
+    for number, (label, line) in enumerate(lines.items()):
+        look = style[label]
+        aside = (number - (len(lines) - 1) / 2) * span * 0.012  # bars of one place stand side by side
+        ax.errorbar(
+            [x + aside for x, _ in line],
+            [difference.mean for _, difference in line],
+            yerr=error(difference for _, difference in line),
+            color=look.color,
+            marker=look.marker,
+            linestyle=look.line,
+            elinewidth=0.9,
+            capsize=2,
+            label=label,
+        )
+    ax.axhline(0, color="#777777", linewidth=0.8)
+    ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
+    ticks(ax, places)
