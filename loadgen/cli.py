@@ -17,7 +17,9 @@ from loadgen.commands import INTERRUPTED, CommandError
 COMMANDS = {
     "study": "what a recorded or generated workload reuses, and how evenly it could be spread",
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
+    "simulate": "a cluster on a virtual clock, with the product's own router",
     "sweep": "many simulations over all cores, and the maximum TPS within SLO of each policy",
+    "paper": "the reproduction of the SMetric paper: simulations, tables, figures, docs/reproduction.md",
     "replay": "a workload through a live gateway, open or closed loop",
     "engine": "one simulated vLLM: OpenAI API, prefix cache, KV events",
     "sidecar": "a routing sidecar in front of a decode engine",

@@ -13,8 +13,7 @@ Same scenario, same rows: nothing here reads a clock or an unseeded random numbe
 from __future__ import annotations
 
 from loadgen.simulation.about import info, label
-from loadgen.simulation.cluster import ImpossibleScenario, simulate
+from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario, simulate
+from loadgen.simulation.workload import workload
 
-# from loadgen.simulation.workload import workload
-
-__all__ = ["ImpossibleScenario", "info", "label", "simulate", "workload"]
+__all__ = ["DRAIN_S", "ImpossibleScenario", "info", "label", "simulate", "workload"]

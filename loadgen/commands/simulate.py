@@ -1,0 +1,201 @@
+"""`python -m loadgen simulate`: one cluster on a virtual clock."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from extproc.policies import registry
+from loadgen import simulation
+from loadgen.commands import CommandError
+from loadgen.measures import Measures, measure
+from loadgen.profiles import PROFILES
+from loadgen.records import CSV, RunWriter, Slo, export_csv
+from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.timing import PROFILES as MODELS
+from loadgen.traces import TraceError
+
+DESCRIPTION = """\
+Simulate a cluster: the product's own router, policies, loads and index before modelled vLLM instances, on a virtual
+clock. WORKLOAD is a profile of `generate`, or a trace that `study` reads, whose sessions are resampled to --rate.
+
+The cluster runs for --warmup seconds, which fill its caches and are not counted, then for --measure seconds. Equal
+arguments give equal results. OUT gets run.json and requests.jsonl, a row a request, warm-up included; `report OUT...`
+draws them. One run's throughput is uncertain by some per cent: `sweep` compares policies over seeds.
+
+examples:
+
+  python -m loadgen simulate paper-trace-1 --policy smetric --rate 5
+  python -m loadgen simulate paper-trace-1 --policy bailian --option weight=0.8 --rate 5 --out out/bailian
+  python -m loadgen simulate paper-trace-1 --rate 5 --global-ratio 0 --index routed
+  python -m loadgen simulate trace.jsonl --rate 3 --dispatch trace --instances 16
+  python -m loadgen simulate paper-trace-1 --layout disaggregated --rate 8
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the options: the fields of a Scenario."""
+    default, slo = Scenario(), Slo()
+    parser.add_argument("workload", metavar="WORKLOAD", help=f"a trace, or a profile: {', '.join(PROFILES)}")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="where the run is written (nowhere)")
+    parser.add_argument("--export", choices=["csv"], help=f"write OUT/{CSV} too")
+    routing = parser.add_argument_group("routing")
+    routing.add_argument("--policy", default=default.policy, choices=registry.names(), help="(%(default)s)")
+    routing.add_argument("--option", action="append", default=[], metavar="NAME=X", help="of the policy; repeatable")
+    routing.add_argument(
+        "--index",
+        type=IndexView,
+        choices=list(IndexView),
+        default=default.index,
+        help="what the router's index sees of the caches: their events, their events without evictions, or only what "
+        "the router sent where (%(default)s)",
+    )
+    load = parser.add_argument_group("load")
+    load.add_argument("--rate", type=float, default=default.rate, metavar="X", help="requests a second (%(default)s)")
+    load.add_argument("--seed", type=int, default=default.seed, help="(%(default)s)")
+    load.add_argument(
+        "--dispatch",
+        type=Dispatch,
+        choices=list(Dispatch),
+        default=default.dispatch,
+        help="follow-ups: a gap after the parent's end, or at their time in the trace (%(default)s)",
+    )
+    load.add_argument("--warmup", type=float, default=default.warmup_s, metavar="S", help="(%(default)s)")
+    load.add_argument("--measure", type=float, default=default.measure_s, metavar="S", help="(%(default)s)")
+    cluster = parser.add_argument_group("cluster")
+    cluster.add_argument("--instances", type=int, default=default.instances, metavar="N", help="(%(default)s)")
+    cluster.add_argument("--model", default=default.model, choices=list(MODELS), help="on which GPU (%(default)s)")
+    cluster.add_argument(
+        "--layout",
+        type=Layout,
+        choices=list(Layout),
+        default=default.layout,
+        help="disaggregated: the instances only prefill, an ideal decoder takes over (%(default)s)",
+    )
+    cluster.add_argument("--local-tokens", type=int, metavar="N", help="an instance's KV cache (the model's)")
+    cluster.add_argument("--block-size", type=int, metavar="N", help="tokens; a multiple of the workload's (the same)")
+    cluster.add_argument(
+        "--global-ratio",
+        type=float,
+        default=default.global_ratio,
+        metavar="X",
+        help="global tier / local caches, in tokens; 0: none (%(default)s)",
+    )
+    cluster.add_argument("--fetch", type=Fetch, choices=list(Fetch), default=default.fetch, help="(%(default)s)")
+    cluster.add_argument("--fetch-gbps", type=float, default=default.fetch_gbps, metavar="X", help="GB/s (%(default)s)")
+    level = parser.add_argument_group("service level")
+    level.add_argument("--slo-ttft", type=float, default=slo.ttft_s, metavar="S", help="(%(default)s)")
+    level.add_argument("--slo-ttft-per-token", type=float, default=slo.ttft_per_token_s, metavar="S", help="(1e-4)")
+    level.add_argument("--slo-tpot", type=float, default=slo.tpot_s, metavar="S", help="(%(default)s)")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Simulate, keep the rows, say what they come to."""
+    if args.export and not args.out:
+        raise CommandError("--export needs --out")
+    asked = scenario(args)
+    started = time.monotonic()
+    try:
+        trace = simulation.workload(asked)
+        with _progress(asked) as tell:
+            rows = simulation.simulate(asked, trace, progress=tell)
+    except (TraceError, ValueError, OSError) as error:
+        raise CommandError(str(error)) from error
+    info = simulation.info(asked, rows)
+    info.wall_s = time.monotonic() - started
+    try:
+        if args.out:
+            with RunWriter(args.out, info) as writer:
+                for row in rows:
+                    writer.add(row)
+        if args.export:
+            export_csv(rows, args.out / CSV)
+    except OSError as error:
+        raise CommandError(f"{error}") from error
+    console = Console(soft_wrap=True)
+    for line in _summary(asked, measure(rows, info), info.wall_s):
+        console.print(line, highlight=False, markup=False)
+    return 0
+
+
+def scenario(args: argparse.Namespace) -> Scenario:
+    """The scenario that the options describe."""
+    for name in ("rate", "warmup", "measure", "instances", "fetch_gbps", "local_tokens", "block_size"):
+        value = getattr(args, name)
+        if (value is not None and not 0 <= value < float("inf")) or (value == 0 and name != "warmup"):
+            raise CommandError(f"--{name.replace('_', '-')} {value}: a positive number is expected")
+    if args.global_ratio < 0:
+        raise CommandError(f"--global-ratio {args.global_ratio}: 0 or more is expected")
+    return Scenario(
+        policy=args.policy,
+        options=_options(args.policy, args.option),
+        workload=args.workload,
+        rate=args.rate,
+        seed=args.seed,
+        instances=args.instances,
+        model=args.model,
+        block_size=args.block_size,
+        local_tokens=args.local_tokens,
+        global_ratio=args.global_ratio,
+        fetch=args.fetch,
+        fetch_gbps=args.fetch_gbps,
+        layout=args.layout,
+        dispatch=args.dispatch,
+        index=args.index,
+        warmup_s=args.warmup,
+        measure_s=args.measure,
+        slo=Slo(args.slo_ttft, args.slo_ttft_per_token, args.slo_tpot),
+    )
+
+
+def _options(policy: str, given: list[str]) -> dict[str, float]:
+    known = registry.options(policy)
+    options: dict[str, float] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        name = name.strip().replace("-", "_")
+        if name not in known:
+            raise CommandError(f"--option {text}: policy {policy} has {', '.join(known) or 'no options'}")
+        try:
+            options[name] = float(value)
+        except ValueError:
+            raise CommandError(f"--option {text}: NAME=NUMBER is expected") from None
+    return options
+
+
+def _summary(asked: Scenario, found: Measures, wall_s: float) -> Iterator[str]:
+    reasons = ", ".join(f"{reason} {count}" for reason, count in found.reasons.items())
+    ttft, tpot = found.ttft, found.tpot
+    yield f"policy          {simulation.label(asked)}, seed {asked.seed}, {asked.rate:g} requests/s offered"
+    yield f"requests        {found.requests} in {asked.measure_s:g} s, {found.failed} unfinished; {reasons}"
+    yield f"TPS within SLO  {found.tps_slo:.0f} output tokens/s ({found.tps_slo_all:.0f} with prompts); "
+    yield f"                {100 * found.slo_share:.1f} % of the requests met it"
+    yield f"reuse           {100 * found.local:.1f} % of the prompt tokens local, {100 * found.fetched:.1f} % fetched"
+    yield f"load            hottest / mean instance {found.imbalance:.2f} in tokens a minute"
+    yield f"follow-ups      {100 * found.sticky_first:.1f} % on their session's first instance"
+    yield f"TTFT            p50 {ttft.p50:.2f}, p90 {ttft.p90:.2f}, p99 {ttft.p99:.2f} s"
+    yield f"TPOT            p50 {1000 * tpot.p50:.1f}, p90 {1000 * tpot.p90:.1f}, p99 {1000 * tpot.p99:.1f} ms"
+    yield f"simulated in    {wall_s:.1f} s"
+
+
+@contextmanager
+def _progress(asked: Scenario) -> Iterator[Callable[[float], None]]:
+    """A bar on stderr, on a terminal alone; to be told the simulated time."""
+    bar = Progress(
+        TextColumn("simulating"),
+        BarColumn(),
+        TaskProgressColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    bar.disable = not bar.console.is_terminal
+    task = bar.add_task("", total=asked.warmup_s + asked.measure_s + simulation.DRAIN_S)
+    with bar:
+        yield lambda now: bar.update(task, completed=now)
