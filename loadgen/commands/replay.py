@@ -23,7 +23,7 @@ from loadgen.replay_run import Gateway, Outcome, Unreachable
 from loadgen.scaling import scaled
 from loadgen.scenario import Dispatch
 from loadgen.streaming import CHAT, ENGINE_HEADER
-from loadgen.synthetic import generate
+from loadgen.synthetic import generate, generate_whole
 from loadgen.text import Words
 from loadgen.trace import Fact, Trace
 from loadgen.traces import TraceError, load
@@ -99,6 +99,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     drawn = parser.add_argument_group("profiles, and traces that are to be resampled")
     drawn.add_argument("--rate", type=_positive, metavar="X", help="requests a second; a trace keeps its own without")
     drawn.add_argument("--seconds", type=_positive, default=300.0, metavar="S", help="of the workload (%(default)s)")
+    drawn.add_argument("--sessions", type=_count, metavar="N", help="so many whole sessions of a profile instead")
     drawn.add_argument("--seed", type=int, default=0, help="(%(default)s)")
     drawn.add_argument("--max-tokens", type=_count, metavar="N", help="leave out longer requests (prompt and reply)")
     figures = parser.add_argument_group("figures")
@@ -182,7 +183,11 @@ def _workload(args: argparse.Namespace) -> Trace:
     if args.workload in PROFILES:
         if args.rate is None:
             raise CommandError(f"profile {args.workload}: --rate is needed, in requests a second")
-        trace = generate(PROFILES[args.workload], rate=args.rate, seconds=args.seconds, seed=args.seed)
+        profile = PROFILES[args.workload]
+        if args.sessions is None:
+            trace = generate(profile, rate=args.rate, seconds=args.seconds, seed=args.seed)
+        else:
+            trace = generate_whole(profile, sessions=args.sessions, rate=args.rate, seed=args.seed)
         return trace if args.max_tokens is None else fitting(trace, args.max_tokens)[0]
     path = Path(args.workload)
     if not path.exists():

@@ -1,0 +1,113 @@
+"""A scripted chat server, for tests of clients: streams what the test says and keeps what it was asked."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import defaultdict
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from loadgen.conversation import Ask
+from loadgen.streaming import CHAT
+from loadgen.trace import TraceRequest, Trigger
+
+REPLY = ({"role": "assistant", "content": ""}, {"content": " so"}, {"content": " be"}, {"content": " it"})
+INSTANCE = "10.0.0.1:8000"
+
+
+class Words:
+    """A script that says each request's id. A compaction keeps the system prompt, a fork what its text says to keep."""
+
+    def __init__(self, keep: Mapping[str, int] | None = None) -> None:
+        self._keep = keep or {}
+
+    def ask(self, request: TraceRequest) -> Ask:
+        said = {"role": "user", "content": request.id}
+        if request.parent is None:
+            return Ask(0, [{"role": "system", "content": "system"}, said])
+        kept = 1 if request.trigger is Trigger.COMPACTION else 1_000
+        return Ask(self._keep.get(request.id, kept), [said])
+
+
+class ChatServer:
+    """`bodies` and `paths` by the last words of the chat, which are the id of the request where `Words` said them.
+
+    The test sets: `reply` (deltas, by id, REPLY where it says nothing), `status` (by id), `cut` (ids whose answer ends
+    in the middle), `held` (ids whose answer never ends), `hold_s` (how long an answer takes).
+    """
+
+    def __init__(self) -> None:
+        self.bodies: dict[str, dict[str, Any]] = {}
+        self.paths: dict[str, str] = {}
+        self.headers: dict[str, Mapping[str, str]] = {}
+        self.reply: dict[str, Sequence[Mapping[str, Any]]] = {}
+        self.status: dict[str, int] = defaultdict(lambda: 200)
+        self.cut: set[str] = set()
+        self.held: set[str] = set()
+        self.hold_s = 0.0
+        self.open: set[str] = set()
+        self.most_open: set[str] = set()
+        self.url = ""
+
+    def said(self, name: str) -> list[str]:
+        """The words of a request's messages, replies included."""
+        return [message["content"] or "" for message in self.bodies[name]["messages"]]
+
+    async def models(self, _request: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "tiny"}]})
+
+    async def answer(self, request: web.Request) -> web.StreamResponse:
+        body = json.loads(await request.read())
+        name = body["messages"][-1]["content"]
+        self.bodies[name], self.paths[name], self.headers[name] = body, request.path_qs, request.headers
+        self.open.add(name)
+        if len(self.open) > len(self.most_open):
+            self.most_open = set(self.open)
+        try:
+            await asyncio.sleep(self.hold_s)
+            if self.status[name] != 200:
+                return web.json_response({"error": {"message": "no room"}}, status=self.status[name])
+            return await self._stream(request, name, len(body["messages"]))
+        finally:
+            self.open.discard(name)
+
+    async def _stream(self, request: web.Request, name: str, messages: int) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"x-engine": INSTANCE})
+        await response.prepare(request)
+        usage = {
+            "prompt_tokens": 10 * messages,
+            "completion_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 10 * messages - 10},
+        }
+        for delta in self.reply.get(name, REPLY):
+            await response.write(_event({"choices": [{"delta": delta}]}))
+        if name in self.held:
+            await asyncio.sleep(60)
+        if name in self.cut:
+            assert request.transport
+            request.transport.close()
+            return response
+        await response.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        return response
+
+
+@asynccontextmanager
+async def chat_server() -> AsyncIterator[ChatServer]:
+    server = ChatServer()
+    app = web.Application(client_max_size=2**26)
+    app.router.add_post(CHAT, server.answer)
+    app.router.add_get("/v1/models", server.models)
+    running = TestServer(app)
+    await running.start_server()
+    server.url = str(running.make_url("")).rstrip("/")
+    yield server
+    await running.close()
+
+
+def _event(chunk: Mapping[str, Any]) -> bytes:
+    return b"data: " + json.dumps(chunk).encode() + b"\n\n"
