@@ -11,8 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from loadgen.intervals import Interval, mean_ci
 from loadgen.measures import Measures
-from loadgen.peaks import Curve
+from loadgen.peaks import Curve, more
 
 MOST = 8  # curves that a figure can bear
 
@@ -149,6 +150,15 @@ class Material:
 
     groups: Sequence[Group]
     notes: Sequence[str] = field(default_factory=tuple)
+
+
+def margin(ours: Curve, other: Curve) -> Interval:
+    """How much more one does than another, each at its best of the rates that both have, over the same seeds."""
+    rates = [rate for rate in ours.rates if rate in other.points]
+    if not rates:
+        return mean_ci([])
+    best, others = (max(rates, key=lambda rate: curve.mean(rate, tps).mean) for curve in (ours, other))
+    return more(ours.at(best, tps), other.at(others, tps))
 
 
 def tps(measures: Measures) -> float:

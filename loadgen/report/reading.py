@@ -17,7 +17,7 @@ from loadgen.scenario import Scenario
 
 _AXES = frozenset({"policy", "options", "rate", "seed", "global_ratio", "slo"})  # fields that do not set groups apart
 
-_REPLAYS = {"closed": "None", "scale": "1.0", "duration_s": "None"}  # what else sets replays apart, and its defaults
+_REPLAYS = {"closed": "None", "scale": "1", "duration_s": "None"}  # what else sets replays apart, and its defaults
 
 
 class Unreadable(Exception):
@@ -120,7 +120,7 @@ def _run(path: Path, notes: list[str]) -> Point:
         raise Unreadable(f"{path / RUN}: window: {error}") from error
     start, end = info.window
     due = [row for row in rows if start <= row.due_s < end]
-    facts = {name: str(value) for name, value in info.settings.items()}
+    facts = {name: _text(value) for name, value in info.settings.items()}
     if info.kind == "simulate":  # a replay that was not told knows only the instances that answered
         facts["instances"] = str(len(info.instances))
     ratio = info.settings.get("global_ratio")
@@ -166,8 +166,13 @@ def _rows(path: Path, notes: list[str]) -> Iterator[Row]:
 
 def _facts(scenario: Scenario) -> dict[str, str]:
     """A scenario's fields as text, under the names that a run's settings have."""
-    found = {f.name: str(getattr(scenario, f.name)) for f in fields(scenario) if f.name not in _AXES}
-    return {**found, **{f"slo_{f.name}": str(getattr(scenario.slo, f.name)) for f in fields(Slo)}}
+    found = {f.name: _text(getattr(scenario, f.name)) for f in fields(scenario) if f.name not in _AXES}
+    return {**found, **{f"slo_{f.name}": _text(getattr(scenario.slo, f.name)) for f in fields(Slo)}}
+
+
+def _text(value: object) -> str:
+    """The same for 4 and 4.0."""
+    return f"{value:.12g}" if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
 def _setting(kind: str, facts: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

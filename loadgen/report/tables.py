@@ -12,8 +12,8 @@ import msgspec
 
 from loadgen.intervals import Interval, mean_ci
 from loadgen.measures import Measures
-from loadgen.peaks import Curve, Value, more
-from loadgen.report.material import Case, Group, Material, tps
+from loadgen.peaks import Curve, Value
+from loadgen.report.material import Case, Group, Material, margin, tps
 
 Cell = Callable[[Interval], str]
 
@@ -97,7 +97,7 @@ def tier(case: Case) -> str:
 
 
 def _peaks(group: Group) -> Table:
-    """Each policy's best rate, and how much more it is than the first policy's best over the same seeds."""
+    """Each policy's best rate, and how much more the first policy does at its own, over the same rates and seeds."""
     first = next(iter(group.policies))
     header = ["policy", "global/local", "max TPS within SLO", "at rate", "seeds", f"{first} against it"]
     rows = []
@@ -108,7 +108,7 @@ def _peaks(group: Group) -> Table:
             value = curve.mean(rate, tps)
             against = ""
             if base is not None and label != first:
-                difference = more(base.at(base.peak(tps), tps), curve.at(rate, tps))
+                difference = margin(base, curve)
                 against = number("+.1%")(difference) + ("" if difference.clear or difference.n < 2 else " (noise)")
             ratio = "-" if math.isnan(case.ratio) else f"{case.ratio:g}"
             rows.append([label, ratio, number(".0f")(value), f"{rate:g}", str(value.n), against])

@@ -263,3 +263,20 @@ def test_the_defaults_of_scenarios_and_runs_agree(tmp_path: Path) -> None:
     settings = {"model": one.model, "fetch": one.fetch.value, "slo_tpot_s": one.slo.tpot_s, "global_ratio": 4.6}
     write_run(tmp_path / "r", "bailian", settings=settings)
     assert len(read([tmp_path]).groups) == 1
+
+
+def test_margins_are_over_rates_that_both_have(tmp_path: Path) -> None:
+    """Options tried at one rate are compared there, not with another policy's best at a rate that they never saw."""
+    write_sweep(tmp_path, [scenario(rate=1.0), scenario(rate=4.0), scenario(options={"overload": 3.0}, rate=1.0)])
+    of = group(tmp_path)
+    (row,) = [row for row in next(iter(tables(of))).rows if row[0] == "smetric overload=3"]
+    low, other = (
+        next(p.measures.tps_slo for p in of.points if (p.label, p.rate) == (label, 1.0)) for label in of.policies
+    )
+    assert row[-1] == f"{low / other - 1:+.1%}"
+
+
+def test_numbers_are_settings_by_their_value(tmp_path: Path) -> None:
+    """A bandwidth of 4 and one of 4.0 are one setting."""
+    write_sweep(tmp_path, [scenario(fetch_gbps=4), scenario(fetch_gbps=4.0, seed=1)])
+    assert len(group(tmp_path).points) == 2

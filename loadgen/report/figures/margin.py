@@ -10,7 +10,7 @@ from matplotlib.ticker import PercentFormatter
 from loadgen.intervals import Interval
 from loadgen.peaks import more
 from loadgen.report.figures.style import Drawn, Look, error, legend, looks, panels, rate_axis, ticks, where
-from loadgen.report.material import Group, tps
+from loadgen.report.material import Group, margin, tps
 
 NEEDS = "margins: two policies over the same seeds and rates"
 
@@ -54,11 +54,10 @@ def _by_rate(group: Group, first: str, label: str) -> Line:
 
 
 def _by_tier(group: Group, first: str, label: str) -> Line:
-    found = []
-    for case in group.cases:
-        if case.ratio >= 0 and first in case.curves and label in case.curves:  # nan, of a replay, is not
-            ours, other = case.curves[first], case.curves[label]
-            found.append((case.ratio, more(ours.at(ours.peak(tps), tps), other.at(other.peak(tps), tps))))
+    cases = [
+        case for case in group.cases if case.ratio >= 0 and {first, label} <= case.curves.keys()
+    ]  # a replay's is nan
+    found = [(case.ratio, margin(case.curves[first], case.curves[label])) for case in cases]
     return [(ratio, difference) for ratio, difference in found if difference.n]
 
 
