@@ -47,7 +47,8 @@ class Reuse(msgspec.Struct, frozen=True, kw_only=True):
 class Intervals(msgspec.Struct, frozen=True, kw_only=True):
     """Figure 6: from the end of the last request that used a block to the arrival of the next, each token counted.
 
-    An end that is not recorded is taken to be the arrival, so the interval is an upper bound.
+    An end that is not recorded is taken to be the arrival, so the interval is an upper bound. Formats that give gaps
+    and no durations have arrivals after nominal ends: there these are the ends.
     """
 
     soon: float  # share within SOON_S
@@ -176,8 +177,10 @@ def _reuse(trace: Trace, sessions: bool, progress: Callable[[int], object]) -> t
     waits: list[tuple[float, int]] = []  # seconds, tokens
     last_waits: list[tuple[float, int]] = []  # the same of the last block found, once a request
     clock = Fact.ARRIVALS in trace.facts
+    reckoned = Fact.GAPS in trace.facts and Fact.DURATIONS not in trace.facts
     for number, request in enumerate(trace.requests, 1):
-        found = store.visit(request.blocks, request.session, request.arrival_s + (request.duration_s or 0.0))
+        end_s = nominal.end(request) if reckoned else request.arrival_s + (request.duration_s or 0.0)
+        found = store.visit(request.blocks, request.session, end_s)
         for piece in found:
             start, end = piece.position * size, min((piece.position + piece.count) * size, request.input)
             own = piece.producer == request.session
@@ -284,7 +287,8 @@ def _unsaid(trace: Trace, timed: bool) -> list[str]:
     missing = sum(request.duration_s is None for request in trace.requests) / len(trace.requests)
     if missing:
         unsaid.append(
-            f"how long {missing:.0%} of the requests took: intervals count from their arrival, and for the balance "
-            f"they take {nominal.BASE_S} s + {nominal.TOKEN_S * 1000:.1f} ms a token of the reply"
+            f"how long {missing:.0%} of the requests took: for the balance {nominal.BASE_S} s + "
+            f"{1000 * nominal.TOKEN_S:.1f} ms a token of the reply; intervals count from their "
+            + ("end by that measure" if facts >= {Fact.GAPS} and Fact.DURATIONS not in facts else "arrival")
         )
     return unsaid

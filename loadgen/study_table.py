@@ -49,7 +49,7 @@ def _share(value: float) -> str:
 
 
 def _reuse(field: str) -> Callable[[Study], float | None]:
-    return lambda study: study.reuse and getattr(study.reuse, field)
+    return lambda study: None if study.reuse is None else getattr(study.reuse, field)
 
 
 def _sessions(study: Study) -> str:

@@ -18,7 +18,7 @@ import msgspec
 
 from loadgen.trace import Fact, Trace, TraceRequest, cut, joined, length
 from loadgen.traces import nominal
-from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named
+from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named, title
 
 NAME = "aiperf"
 TITLE = "multi-turn Mooncake JSONL (NVIDIA aiperf)"
@@ -65,7 +65,7 @@ def read(path: Path) -> Trace:
     facts = {Fact.BLOCKS, Fact.SESSIONS, Fact.GAPS}
     if len({turns[0][1].timestamp for turns in sessions.values()}) > 1:  # else only the format wants a time
         facts.add(Fact.ARRIVALS)
-    return Trace(path.stem, BLOCK_SIZE, requests, frozenset(facts))
+    return Trace(title(path), BLOCK_SIZE, requests, frozenset(facts))
 
 
 def _session(turns: list[tuple[int, Line]], own: int) -> list[TraceRequest]:

@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from loadgen.trace import Fact, Trace, TraceRequest
-from loadgen.traces.lines import TraceError, lines
+from loadgen.traces.lines import TraceError, lines, title
 
 NAME = "azure"
 TITLE = "Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens)"
@@ -52,7 +52,7 @@ def read(path: Path) -> Trace:
         )
         for when, number, prompt, reply in times
     ]
-    return Trace(path.stem, BLOCK_SIZE, requests, frozenset({Fact.ARRIVALS}))
+    return Trace(title(path), BLOCK_SIZE, requests, frozenset({Fact.ARRIVALS}))
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.trace import Fact, Trace, TraceRequest, joined
-from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines
+from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines, title
 
 NAME = "bailian"
 TITLE = "Bailian JSONL"
@@ -71,4 +71,4 @@ def read(path: Path) -> Trace:
     facts = {Fact.SESSIONS, Fact.ARRIVALS}
     if any(request.blocks for request in requests.values()):
         facts.add(Fact.BLOCKS)
-    return Trace(path.stem, BLOCK_SIZE, list(requests.values()), frozenset(facts))
+    return Trace(title(path), BLOCK_SIZE, list(requests.values()), frozenset(facts))

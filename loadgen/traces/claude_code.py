@@ -20,7 +20,7 @@ import msgspec
 
 from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, common, joined, length
 from loadgen.traces import nominal
-from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines, named
+from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines, named, title
 
 NAME = "claude-code"
 TITLE = "Claude Code sessions (kv-cache-tester), original or compacted"
@@ -80,7 +80,7 @@ def read(path: Path) -> Trace:
     if not requests:
         raise TraceError(path, None, "no requests; expected at least one")
     requests.sort(key=lambda request: request.arrival_s)
-    return Trace(path.stem.removesuffix(".jsonl"), block_size or 1, requests, FACTS)
+    return Trace(title(path), block_size or 1, requests, FACTS)
 
 
 @dataclass(slots=True)

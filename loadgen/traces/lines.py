@@ -23,6 +23,7 @@ Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
 
 GZIP = b"\x1f\x8b"
 _FIELD = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
+_ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 
@@ -32,6 +33,11 @@ class TraceError(CommandError):
     def __init__(self, path: Path, line: int | None, text: str, field: str = "") -> None:
         where = str(path) if line is None else f"{path}:{line}"
         super().__init__(f"{where}: {field}: {text}" if field else f"{where}: {text}")
+
+
+def title(path: Path) -> str:
+    """What a trace is called: its file's name without endings."""
+    return Path(path.name.removesuffix(".gz")).stem
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
@@ -70,9 +76,9 @@ def decode(decoder: msgspec.json.Decoder[T], path: Path, number: int | None, tex
         return decoder.decode(text)
     except msgspec.ValidationError as error:
         raise explained(path, number, error) from error
-    except UnicodeDecodeError as error:
-        raise TraceError(path, number, "not UTF-8; expected JSON in UTF-8") from error
     except msgspec.DecodeError as error:
+        if "UTF-8" in str(error):
+            raise TraceError(path, number, "not UTF-8; expected JSON in UTF-8") from error
         raise TraceError(path, number, f"not valid JSON, or cut off ({error}); expected one whole object") from error
 
 
@@ -91,4 +97,6 @@ def explained(path: Path, number: int | None, error: msgspec.ValidationError) ->
     if missing := _MISSING.match(text):
         field = f"{where}.{missing['field']}" if where else missing["field"]
         return TraceError(path, number, "missing; expected in every line", field)
+    if other := _ENUM.match(text):
+        return TraceError(path, number, f"expected a value that docs/workloads.md lists, got {other['value']}", where)
     return TraceError(path, number, text[:1].lower() + text[1:], where)

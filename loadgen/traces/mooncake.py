@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.trace import Fact, Trace, TraceRequest, joined
-from loadgen.traces.lines import Count, Length, Milliseconds, decode, lines, named
+from loadgen.traces.lines import Count, Length, Milliseconds, decode, lines, named, title
 
 NAME = "mooncake"
 TITLE = "Mooncake JSONL"
@@ -67,7 +67,7 @@ def read(path: Path) -> Trace:
         if ids and (ids[-1] not in begun or ids[-1] in ends):
             ends[ids[-1]] = request
         begun.update(ids)
-    return Trace(path.stem, BLOCK_SIZE, requests, FACTS)
+    return Trace(title(path), BLOCK_SIZE, requests, FACTS)
 
 
 def _parent(ids: list[int], tokens: int, ends: Mapping[int, TraceRequest]) -> TraceRequest | None:

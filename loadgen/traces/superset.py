@@ -16,7 +16,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
-from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named
+from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named, title
 
 NAME = "superset"
 TITLE = "our superset JSONL"
@@ -75,7 +75,7 @@ def read(path: Path) -> Trace:
         arrivals[request.id] = request.arrival_s
         requests.append(request)
     requests.sort(key=lambda request: request.arrival_s)
-    return Trace(path.stem, block_size, requests, frozenset(held(requests) if facts is None else facts))
+    return Trace(title(path), block_size, requests, frozenset(held(requests) if facts is None else facts))
 
 
 def write(trace: Trace, file: IO[bytes]) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from loadgen.trace import Fact, Trace, TraceRequest, Trigger
-from loadgen.traces.lines import Count, Length, TraceError, decode, lines
+from loadgen.traces.lines import Count, Length, TraceError, decode, lines, title
 
 NAME = "tracelab"
 TITLE = "TraceLab rounds, JSONL"
@@ -76,4 +76,4 @@ def read(path: Path) -> Trace:
         )
         last[line.session_id] = (request, end_s)
         requests.append(request)
-    return Trace(path.stem, BLOCK_SIZE, requests, FACTS)
+    return Trace(title(path), BLOCK_SIZE, requests, FACTS)

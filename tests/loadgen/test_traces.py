@@ -1,0 +1,415 @@
+"""Traces in seven formats become the same data; a bad line is named, with its field and what was expected."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable, Mapping, Sequence
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from loadgen import traces
+from loadgen.trace import Fact, Trace, TraceRequest, Trigger, common, length, names
+from loadgen.traces import FORMATS, TraceError, superset
+
+FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
+
+
+def jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
+    """Write rows as JSON lines."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def by_id(trace: Trace) -> dict[str, TraceRequest]:
+    """Its requests."""
+    return {request.id: request for request in trace.requests}
+
+
+@pytest.mark.parametrize(
+    ("file", "format_name"),
+    [
+        ("mooncake.jsonl", "mooncake"),
+        ("aiperf.jsonl", "aiperf"),
+        ("azure.csv", "azure"),
+        ("claude-code.jsonl.gz", "claude-code"),
+        ("trace_0026.json", "claude-code"),
+        ("tracelab.jsonl", "tracelab"),
+    ],
+)
+def test_recorded_files_are_recognised_and_hold_what_every_trace_does(file: str, format_name: str) -> None:
+    """Each published format is told by its content; requests come by arrival, parents first, named as far as told."""
+    found = traces.detect(FIXTURES / file).NAME
+    assert found == format_name
+    trace = traces.load(FIXTURES / file)
+    seen: set[str] = set()
+    before = 0.0
+    for request in trace.requests:
+        assert request.arrival_s >= before
+        assert request.parent is None or request.parent in seen
+        assert request.output >= 1
+        assert length(request.blocks) - request.input / trace.block_size < 1
+        assert 0 <= request.history <= request.input
+        assert request.system <= request.input
+        assert bool(request.blocks) == (Fact.BLOCKS in trace.facts)
+        before = request.arrival_s
+        seen.add(request.id)
+    assert len(seen) == len(trace.requests)
+
+
+def test_every_format_is_known_by_its_own_first_line_alone() -> None:
+    """No file of one format is taken for another's, whatever the order of FORMATS."""
+    for file in FIXTURES.glob("*.[jc]*"):
+        text = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+        first = text.splitlines()[0]
+        keys = json.loads(first) if first.startswith(b"{") else dict.fromkeys(first.decode().split(","))
+        assert sum(known.recognises(keys) for known in FORMATS) == 1, file
+
+
+def test_the_superset_reads_what_it_wrote(tmp_path: Path) -> None:
+    """All fields, facts and absences survive writing and reading, plain and gzip."""
+    requests = [
+        TraceRequest(id="a", session="s", turn=0, arrival_s=0.5, input=130, output=7, blocks=((3, 2),), system=64),
+        TraceRequest(
+            id="b",
+            session="s",
+            turn=1,
+            arrival_s=2.25,
+            input=200,
+            output=9,
+            blocks=((3, 2), (9, 2)),
+            parent="a",
+            trigger=Trigger.COMPACTION,
+            gap_s=0.125,
+            duration_s=1.5,
+            history=137,
+        ),
+        TraceRequest(id="c", session="t", turn=0, arrival_s=2.25, input=40, output=1),
+    ]
+    trace = Trace("made", 64, requests, frozenset({Fact.BLOCKS, Fact.SESSIONS}))
+    file = BytesIO()
+    superset.write(trace, file)
+    (tmp_path / "made.jsonl").write_bytes(file.getvalue())
+    (tmp_path / "made.jsonl.gz").write_bytes(gzip.compress(file.getvalue()))
+    assert traces.load(tmp_path / "made.jsonl") == trace
+    assert traces.load(tmp_path / "made.jsonl.gz") == trace
+
+
+def test_the_superset_takes_plain_ids_and_tells_facts_from_what_is_there(tmp_path: Path) -> None:
+    """hash_ids do as well as hash_runs, numbers as ids; without `facts`, what the lines hold is what is known."""
+    row = {"request_id": 1, "session_id": 5, "turn": 0, "timestamp_ms": 10, "input_length": 32, "output_length": 0}
+    more = {**row, "request_id": 2, "parent_request_id": 1, "turn": 1, "trigger": "user", "timestamp_ms": 20}
+    trace = traces.load(
+        jsonl(
+            tmp_path / "x.jsonl",
+            [{**row, "block_size": 16, "hash_ids": [7, 8]}, {**more, "block_size": 16, "hash_ids": [7, 9]}],
+        )
+    )
+    first, second = trace.requests
+    assert (first.id, first.session, first.blocks, first.output) == ("1", "5", ((7, 2),), 1)
+    assert (second.parent, second.trigger, second.arrival_s) == ("1", Trigger.USER, 0.02)
+    assert trace.facts == {Fact.SESSIONS, Fact.ARRIVALS, Fact.BLOCKS, Fact.TRIGGERS}
+
+
+def test_mooncake_sessions_are_inferred_from_whole_prompts(tmp_path: Path) -> None:
+    """A prompt that begins with all whole blocks of an earlier one, with room for its reply, goes on from it."""
+
+    def row(ms: int, tokens: int, ids: list[int], reply: int = 10) -> dict[str, Any]:
+        return {"timestamp": ms, "input_length": tokens, "output_length": reply, "hash_ids": ids}
+
+    trace = traces.load(
+        jsonl(
+            tmp_path / "x.jsonl",
+            [
+                row(0, 1100, [0, 1, 2]),  # two whole blocks, and a part
+                row(5, 600, [0, 3]),  # the shared block alone: begins nothing
+                row(1000, 1600, [0, 1, 4, 5]),  # goes on from line 1
+                row(2000, 1640, [0, 1, 4, 6], 10),  # goes on from line 3
+                row(3000, 1105, [0, 1, 7]),  # no room for line 1's reply
+                row(4000, 2000, [0, 8, 9, 10]),
+            ],
+        )
+    )
+    assert [request.parent for request in trace.requests] == [None, None, "1", "3", None, None]
+    assert [request.turn for request in trace.requests] == [0, 0, 1, 2, 0, 0]
+    assert [request.session for request in trace.requests] == ["1", "2", "1", "1", "5", "6"]
+    assert [request.history for request in trace.requests][2:4] == [1110, 1610]
+    assert trace.requests[2].arrival_s == 1.0
+    assert trace.facts == {Fact.BLOCKS, Fact.INFERRED_SESSIONS, Fact.ARRIVALS}
+
+
+def test_aiperf_turns_grow_by_replies_and_new_tokens(tmp_path: Path) -> None:
+    """Later turns carry history, reply and new tokens; turn 0 is shared by its names, the rest is a session's own."""
+    rows: list[dict[str, Any]] = [
+        {"session_id": "a", "input_length": 1100, "output_length": 400, "hash_ids": [0, 1, 90], "timestamp": 0.0},
+        {"session_id": "a", "input_length": 600, "output_length": 20, "hash_ids": [91, 92], "delay": 3000.0},
+        {"session_id": "b", "input_length": 1030, "output_length": 5, "hash_ids": [0, 2, 95], "timestamp": 500.0},
+        {"session_id": "b", "input_length": 1000, "output_length": 5, "hash_ids": [96, 97], "delay": 10.0},
+    ]
+    trace = traces.load(jsonl(tmp_path / "x.jsonl", rows))
+    found = by_id(trace)
+    first, later = found["1"], found["2"]
+    assert list(names(first.blocks)) == [0, 1]  # the part of a block has no name that fits what follows
+    assert (later.input, later.history, later.turn, later.gap_s) == (1100 + 400 + 600, 1500, 1, 3.0)
+    assert length(later.blocks) == 2100 // 512
+    assert common(later.blocks, first.blocks) == 2
+    assert later.arrival_s > 3.0 + 400 * 0.01  # after the reply, which takes time
+    assert common(found["4"].blocks, later.blocks) == 1
+    assert not {*names(found["4"].blocks)} & {*names(later.blocks)} - {0}
+    assert trace.facts == {Fact.BLOCKS, Fact.SESSIONS, Fact.GAPS, Fact.ARRIVALS}
+    rows[2]["timestamp"] = 0.0
+    assert Fact.ARRIVALS not in traces.load(jsonl(tmp_path / "x.jsonl", rows)).facts
+
+
+def test_bailian_sessions_are_chains_of_parents(tmp_path: Path) -> None:
+    """A child has its root's session; one whose parent is not in the trace keeps its turn and begins a session."""
+    row = {"timestamp": 1.5, "input_length": 33, "output_length": 4, "type": "text", "turn": 1, "hash_ids": [4, 5, 6]}
+    child = {"parent_chat_id": 7, "timestamp": 9.0, "input_length": 64, "turn": 2, "hash_ids": [4, 5, 8, 9]}
+    trace = traces.load(
+        jsonl(
+            tmp_path / "x.jsonl",
+            [
+                {**row, "chat_id": 7, "parent_chat_id": -1},
+                {**row, **child, "chat_id": 8},
+                {**row, "chat_id": 9, "parent_chat_id": 2, "turn": 5, "timestamp": 3.0},
+            ],
+        )
+    )
+    found = by_id(trace)
+    assert [request.id for request in trace.requests] == ["7", "9", "8"]
+    assert (found["8"].parent, found["8"].session, found["8"].turn, found["8"].history) == ("7", "7", 1, 37)
+    assert (found["9"].parent, found["9"].session, found["9"].turn) == (None, "9", 4)
+    assert (trace.block_size, found["8"].blocks) == (16, ((4, 2), (8, 2)))
+
+
+def test_claude_code_sessions_share_equal_system_prompts_and_nothing_else() -> None:
+    """The first (tool + system) / 64 names are common to sessions with equal token counts; other names are not."""
+    trace = traces.load(FIXTURES / "claude-code.jsonl.gz")
+    first = {request.session: request for request in trace.requests if request.id.endswith(":0")}
+    one, two, other = (first[name] for name in sorted(first) if "/" not in name)
+    if one.system != two.system:
+        one, two, other = two, other, one
+    assert one.system == two.system == 14_664
+    assert common(one.blocks, two.blocks) == 14_664 // 64
+    assert not {*names(one.blocks)} & {*names(other.blocks)}
+    assert Fact.ARRIVALS not in trace.facts
+
+
+def test_claude_code_follow_ups_compactions_and_subagents(tmp_path: Path) -> None:
+    """Turns count replies carried; a shrunken prompt that carries little is a compaction; subagents fork off."""
+
+    def entry(t: float, tokens: int, runs: list[list[int]], trig: str = "agent", api: float | None = 2.0) -> Any:
+        return {"t": t, "in": tokens, "out": 50, "trig": trig, "stop": "", "api": api, "think": 0.0, "h": runs}
+
+    sub = {"t": 20.0, "sub": "Explore", "reqs": [entry(0.0, 128, [[50, 2]], "user"), entry(4.0, 192, [[50, 3]])]}
+    session = {
+        "id": "s",
+        "block_size": 64,
+        "hash_id_scope": "local",
+        "tool_tokens": 100,
+        "system_tokens": 40,
+        "reqs": [
+            entry(0.0, 640, [[1, 10]], "user"),
+            entry(10.0, 1280, [[1, 20]]),
+            sub,
+            entry(40.0, 320, [[1, 2], [60, 3]]),
+            entry(50.0, 390, [[1, 2], [70, 4]], api=None),
+            entry(60.0, 400, [[1, 2], [70, 4]], "user"),
+        ],
+    }
+    found = by_id(traces.load(jsonl(tmp_path / "x.jsonl", [session])))
+    assert [found[f"s:{index}"].turn for index in (0, 1, 3, 4, 5)] == [0, 1, 0, 1, 2]
+    assert found["s:3"].trigger is Trigger.COMPACTION
+    assert found["s:4"].trigger is Trigger.AGENT  # all of its history was rewritten, and it is as long: a follow-up
+    assert [found[f"s:{index}"].parent for index in (0, 1, 3)] == [None, "s:0", "s:1"]
+    assert (found["s:1"].gap_s, found["s:1"].duration_s, found["s:1"].history) == (8.0, 2.0, 690)
+    assert found["s:4"].duration_s is None
+    assert (found["s:0"].system, found["s/1:0"].system) == (140, 0)
+    first, second = found["s/1:0"], found["s/1:1"]
+    assert (first.session, first.parent, first.turn, first.trigger) == ("s/1", "s:1", 0, Trigger.AGENT)
+    assert (first.arrival_s, second.arrival_s, first.gap_s) == (20.0, 24.0, 8.0)
+    assert (second.parent, second.turn) == ("s/1:0", 1)
+
+
+def test_claude_code_originals_are_read_alone_by_directory_and_laid_out(tmp_path: Path) -> None:
+    """The published form says the same as the compacted one, in one line or many; a directory is one trace."""
+    original = traces.load(FIXTURES / "trace_0026.json")
+    assert [(request.input, request.turn, request.trigger) for request in original.requests] == [
+        (15_291, 0, Trigger.USER),
+        (17_401, 1, Trigger.USER),
+        (20_068, 2, Trigger.AGENT),
+    ]
+    document = json.loads((FIXTURES / "trace_0026.json").read_text())
+    (tmp_path / "one.json").write_text(json.dumps(document, indent=1))
+    (tmp_path / "two.json").write_text(json.dumps({**document, "id": "again"}))
+    assert traces.load(tmp_path / "one.json").requests == original.requests
+    both = traces.load(tmp_path)
+    assert len({request.session for request in both.requests}) == 2
+    assert common(both.requests[0].blocks, both.requests[1].blocks) == 14_664 // 64
+
+
+def test_claude_code_subagents_may_have_the_sessions_clock(tmp_path: Path) -> None:
+    """Nested times from the marker's on are those of the whole session, as in SemiAnalysis's editions."""
+    request = {"t": 0.0, "type": "n", "in": 64, "out": 1, "hash_ids": [1], "input_types": ["text"], "api_time": 1.0}
+    nested = {"t": 30.0, "type": "subagent", "requests": [{**request, "t": 31.0, "hash_ids": [9]}]}
+    session = {"id": "s", "block_size": 64, "requests": [request, nested]}
+    assert by_id(traces.load(jsonl(tmp_path / "x.json", [session])))["s/1:0"].arrival_s == 31.0
+
+
+def test_azure_is_arrivals_and_lengths() -> None:
+    """Times count from the first request; nothing else is claimed."""
+    trace = traces.load(FIXTURES / "azure.csv")
+    assert [(request.input, request.output) for request in trace.requests][:2] == [(4808, 10), (3180, 8)]
+    assert trace.requests[1].arrival_s == pytest.approx(0.052)
+    assert trace.facts == {Fact.ARRIVALS}
+
+
+def test_tracelab_rounds_have_times_and_triggers() -> None:
+    """A round lasts from its last input to its last event; the gap is the time between rounds of a session."""
+    trace = traces.load(FIXTURES / "tracelab.jsonl")
+    first, second = (request for request in trace.requests if request.session.startswith("claude"))
+    assert (first.trigger, second.trigger) == (Trigger.USER, Trigger.AGENT)
+    assert first.duration_s == pytest.approx(11.496)
+    assert second.gap_s == pytest.approx(19.291)
+    assert (second.turn, second.parent, second.history) == (1, first.id, 33_203)
+
+
+GOOD: Mapping[str, Mapping[str, Any]] = {
+    "mooncake": {"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [0, 1]},
+    "aiperf": {"session_id": "s", "input_length": 600, "output_length": 5, "hash_ids": [0, 1], "timestamp": 0.0},
+    "bailian": {"chat_id": 1, "timestamp": 0.0, "input_length": 20, "output_length": 5, "hash_ids": [0, 1], "turn": 1},
+    "claude-code": {"id": "s", "block_size": 64, "reqs": [{"t": 0.0, "in": 64, "out": 1, "h": [[1, 1]]}]},
+    "superset": {
+        "request_id": "a",
+        "session_id": "s",
+        "turn": 0,
+        "timestamp_ms": 0,
+        "input_length": 600,
+        "output_length": 5,
+        "block_size": 512,
+        "hash_ids": [0, 1],
+    },
+    "tracelab": {
+        "session_id": "s",
+        "round_index": 0,
+        "input_tokens_total": 5,
+        "output_tokens": 5,
+        "timing_events": [{"event_type": "user_message", "timestamp": "2026-06-01T05:40:20.151Z"}],
+    },
+}
+LENGTHS = {"mooncake": "input_length", "aiperf": "input_length", "bailian": "input_length", "superset": "input_length"}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_bad_lines_are_named_with_field_and_expectation(name: str, tmp_path: Path) -> None:
+    """In each format: a cut line, wrong type, missing field, negative length give path:line, field, expectation."""
+    good = GOOD[name]
+    path = tmp_path / "x.jsonl"
+    jsonl(path, [good])
+    found = traces.detect(path).NAME
+    assert found == name
+    traces.load(path)
+    numeric = LENGTHS.get(name, {"claude-code": "block_size", "tracelab": "input_tokens_total"}.get(name, ""))
+    required = "id" if name == "claude-code" else numeric
+    cases: list[tuple[str, str, str]] = [
+        (json.dumps(good)[:-9], "", "not valid JSON, or cut off"),
+        (json.dumps({**good, numeric: "many"}), numeric, "expected `int`, got `str`"),
+        (json.dumps({**good, numeric: -1}), numeric, "expected `int` >= 1"),
+        (json.dumps({key: value for key, value in good.items() if key != required}), required, "missing; expected"),
+    ]
+    for line, field, expectation in cases:
+        path.write_text(json.dumps(good) + "\n\n" + line + "\n")
+        with pytest.raises(TraceError) as error:
+            traces.load(path)
+        assert str(error.value).startswith(f"{path}:3: {field}: " if field else f"{path}:3: "), str(error.value)
+        assert expectation in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        (b"", "the file is empty; expected a trace"),
+        (b"\n \n", "the file is empty; expected a trace"),
+        (b'{"who": "knows"}\n', ":1: no known trace format; expected one of: "),
+        (b"a,b,c\n1,2,3\n", ":1: no known trace format; expected one of: "),
+        (b"\x7fELF\x00\x01\n", ":1: no known trace format; expected one of: "),
+        (b"[1, 2]\n", ":1: no known trace format; expected one of: "),
+        (b'{"timestamp": 0, "x": "\xff\xfe", "hash_ids": []}\n', ":1: not UTF-8; expected JSON in UTF-8"),
+        (
+            gzip.compress((FIXTURES / "mooncake.jsonl").read_bytes())[:-20],
+            "the gzip file is cut off or damaged; expected it whole",
+        ),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests after the header"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4\n", ":2: expected 3 columns, got 2"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,4,5\n", ":2: TIMESTAMP: expected a date and time, got 'noon'"),
+        (
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,5\n",
+            ":2: ContextTokens: expected a whole number from 1, got '-4'",
+        ),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff,4,5\n", ":2: not UTF-8; expected CSV in UTF-8"),
+    ],
+)
+def test_files_that_are_no_trace_say_so(text: bytes, says: str, tmp_path: Path) -> None:
+    """Empty, of no known format, not UTF-8, a damaged gzip, a bad CSV: a TraceError that begins with the path."""
+    path = tmp_path / "x"
+    path.write_bytes(text)
+    with pytest.raises(TraceError) as error:
+        traces.load(path)
+    assert str(error.value).startswith(str(path))
+    assert says in str(error.value)
+
+
+def _changed(name: str, **fields: Any) -> Callable[[], list[Mapping[str, Any]]]:
+    return lambda: [{**GOOD[name], **fields}]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (_changed("mooncake", hash_ids=[]), ":1: hash_ids: expected 1 names by the prompt's length, or one more"),
+        (_changed("mooncake", hash_ids=[0, 1, 2]), "got 3"),
+        (_changed("aiperf", timestamp=None), ":1: timestamp: missing; expected in a session's first line"),
+        (_changed("bailian", hash_ids=[0, 1, 2]), ":1: hash_ids: expected at most 2 by input_length, got 3"),
+        (_changed("superset", system_length=601), ":1: system_length: expected at most input_length, got 601"),
+        (_changed("superset", parent_request_id="b"), ":1: parent_request_id: expected the request of an earlier line"),
+        (
+            _changed("superset", trigger="moon"),
+            ":1: trigger: expected a value that docs/workloads.md lists, got 'moon'",
+        ),
+        (lambda: [GOOD["superset"]] * 2, ":2: request_id: expected one that no earlier line has, got a"),
+        (
+            lambda: [GOOD["superset"], {**GOOD["superset"], "request_id": "b", "block_size": 16}],
+            ":2: block_size: expected 512 as in the first line, got 16",
+        ),
+        (lambda: [GOOD["bailian"]] * 2, ":2: chat_id: expected one that no other line has, got 1"),
+        (
+            _changed("claude-code", hash_id_scope="global"),
+            ":1: hash_id_scope: expected a value that docs/workloads.md lists",
+        ),
+        (_changed("claude-code", reqs=[{"t": 0.0, "in": 128, "h": [[1, 1]]}]), ":1: s:0.h: expected 2 names"),
+        (_changed("claude-code", reqs=[{"t": 0.0}]), ":1: s:0.in: missing or 0; expected the prompt's tokens"),
+        (
+            _changed("claude-code", reqs=[{"t": 0.0, "in": 64, "h": [[1]]}]),
+            ":1: reqs[0].h[0]: expected `array` of length 2",
+        ),
+        (_changed("tracelab", timing_events=[]), ":1: timing_events: expected an event of user_message or tool_result"),
+    ],
+)
+def test_lines_that_contradict_themselves_or_others_are_refused(
+    rows: Callable[[], list[Mapping[str, Any]]], says: str, tmp_path: Path
+) -> None:
+    """Too few or many names, unknown parents, repeated ids, changed block sizes: path:line, field, expectation."""
+    with pytest.raises(TraceError) as error:
+        traces.load(jsonl(tmp_path / "x.jsonl", rows()))
+    assert says in str(error.value)
+
+
+def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
+    """A missing file and a directory without sessions are errors of the path."""
+    with pytest.raises(TraceError, match=r"nothing\.jsonl: No such file or directory"):
+        traces.load(tmp_path / "nothing.jsonl")
+    with pytest.raises(TraceError, match=r"no \.json file in this directory"):
+        traces.load(tmp_path)
