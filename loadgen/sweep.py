@@ -18,7 +18,6 @@ from typing import Any
 
 import msgspec
 
-from extproc.policies import registry
 from loadgen import simulation
 from loadgen.measures import measure
 from loadgen.records import RunWriter
@@ -28,6 +27,8 @@ from loadgen.workers import Failed, spread
 
 FILE = "sweep.jsonl"
 _DEFAULT = Scenario()
+
+label = simulation.label
 Measures = Mapping[str, Any]
 Work = Callable[[Scenario, Path | None], Measures]  # simulate, keep the rows in that directory, and measure
 
@@ -55,13 +56,6 @@ def key(scenario: Scenario) -> str:
     }
     text = msgspec.json.encode(chosen, order="sorted", enc_hook=str)
     return hashlib.blake2b(text, digest_size=8).hexdigest()
-
-
-def label(scenario: Scenario) -> str:
-    """The policy, with those of its options that are not the defaults: "bailian weight=0.8"."""
-    defaults = registry.options(scenario.policy)
-    chosen = [f"{name}={value:g}" for name, value in sorted(scenario.options.items()) if defaults.get(name) != value]
-    return " ".join([scenario.policy, *chosen])
 
 
 def simulated(scenario: Scenario, rows: Path | None) -> Measures:
@@ -154,7 +148,9 @@ def _trace_key(scenario: Scenario) -> bytes:
         rate=scenario.rate,
         seed=scenario.seed,
         instances=scenario.instances,
+        model=scenario.model,
         block_size=scenario.block_size,
+        local_tokens=scenario.local_tokens,
         warmup_s=scenario.warmup_s,
         measure_s=scenario.measure_s,
     )

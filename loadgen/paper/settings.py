@@ -1,0 +1,153 @@
+"""What is simulated: three clusters, who competes on each, at which rates, and how long. Data alone.
+
+A rate is a factor times the setting's unit: as in the paper, 1.0 is a load that every policy carries, and the policies
+that reuse most saturate near 1.75. The paper does not say what its unit is in requests a second.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from loadgen.scenario import Layout, Scenario
+
+FULL_RATIO = 4.6  # of the paper's machines for the 30B model: global tier / local cache
+LATENCY_FACTOR = 1.5  # where the paper shows latencies, guards and sensitivities
+INFINITY = 1e9  # an OVERLOAD that no load exceeds: JSON has no infinity
+
+OVERLOADS = (1.0, 1.25, 1.5, 2.0, 3.0, INFINITY)
+HIT_RATIOS = (0.0, 0.25, 0.5, 0.75)
+
+# What each baseline is tuned over. SMetric is not tuned: its guards have the paper's defaults.
+CANDIDATES: Mapping[str, tuple[Mapping[str, float], ...]] = {
+    "bailian": tuple({"weight": weight} for weight in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9)),
+    "lmetric": ({"idle": 0.0}, {"idle": 1.0}),
+}
+
+NAMES = {
+    "smetric": "SMetric",
+    "smetric-basic": "SMetric (basic)",
+    "bailian": "Bailian",
+    "lmetric": "LMetric",
+    "least-loaded": "load balance only",
+    "dynamo": "Dynamo",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting:
+    """A cluster that policies compete on."""
+
+    name: str
+    title: str
+    base: Scenario
+    unit: float  # requests a second of the whole cluster at factor 1.0
+    factors: Mapping[float, tuple[float, ...]]  # global/local ratio -> factors of the sweep
+    tuned_at: Mapping[float, float]  # global/local ratio -> the factor at which baselines are tuned
+    baselines: tuple[str, ...]
+    full: float = FULL_RATIO
+
+    @property
+    def ratios(self) -> tuple[float, ...]:
+        """Provisionings, ascending."""
+        return tuple(sorted(self.factors))
+
+    def scenario(self, ratio: float, factor: float, seed: int, policy: str, options: Mapping[str, float]) -> Scenario:
+        """One simulation of this setting."""
+        rate = round(self.unit * factor, 6)
+        return replace(self.base, global_ratio=ratio, rate=rate, seed=seed, policy=policy, options=options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """How much is simulated."""
+
+    quick: bool
+    seeds: tuple[int, ...]
+    tuning_seeds: tuple[int, ...]  # others, so that no baseline is chosen by what it is judged by
+    warmup_s: float
+    measure_s: float
+    start_s: float  # of the cold start that is looked at
+    study_s: float  # of the workload that is studied
+    settings: tuple[Setting, ...]
+
+    def setting(self, name: str) -> Setting:
+        """By name. Raises KeyError."""
+        return {setting.name: setting for setting in self.settings}[name]
+
+
+COLOCATED = Setting(
+    name="colocated",
+    title="Qwen3-Coder-30B-A3B on 32 instances, colocated",
+    base=Scenario(),
+    unit=4.0,
+    factors={
+        0.0: (0.5, 0.75, 1.0, 1.25),
+        0.5: (0.75, 1.0, 1.25, 1.5),
+        1.6: (1.0, 1.25, 1.5, 1.75),
+        FULL_RATIO: (1.0, 1.25, 1.5, 1.75, 2.0),
+    },
+    tuned_at={0.0: 0.75, 0.5: 1.0, 1.6: 1.5, FULL_RATIO: 1.5},
+    baselines=("bailian", "lmetric", "least-loaded", "dynamo"),
+)
+LARGE = Setting(
+    name="large",
+    title="Qwen3-235B-A22B-FP8 on 8 instances of four H20, colocated",
+    base=Scenario(model="235b-4xh20", instances=8),
+    unit=1.0,
+    factors={FULL_RATIO: (1.0, 1.25, 1.5, 1.75, 2.0)},
+    tuned_at={FULL_RATIO: 1.5},
+    baselines=("bailian", "lmetric", "least-loaded"),
+)
+DISAGGREGATED = Setting(
+    name="disaggregated",
+    title="Qwen3-30B-A3B on 32 prefill instances, disaggregated",
+    base=Scenario(layout=Layout.DISAGGREGATED),
+    unit=4.0,
+    factors={
+        0.0: (0.75, 1.0, 1.25),
+        1.6: (1.25, 1.5, 1.75, 2.0),
+        FULL_RATIO: (1.0, 1.5, 1.75, 2.0),
+    },
+    tuned_at={0.0: 1.0, 1.6: 1.5, FULL_RATIO: 1.75},
+    baselines=("bailian", "lmetric", "dynamo"),
+)
+
+FULL = Plan(
+    quick=False,
+    seeds=(0, 1, 2, 3, 4),
+    tuning_seeds=(100, 101),
+    warmup_s=1800.0,
+    measure_s=900.0,
+    start_s=600.0,
+    study_s=3600.0,
+    settings=(COLOCATED, LARGE, DISAGGREGATED),
+)
+
+
+def _thinned(setting: Setting) -> Setting:
+    """None and full provisioning, and of their rates the first, the middle and the last."""
+    kept = {
+        ratio: tuple(sorted({factors[0], LATENCY_FACTOR if ratio else factors[len(factors) // 2], factors[-1]}))
+        for ratio, factors in setting.factors.items()
+        if ratio in (0.0, setting.full) and (ratio or setting.name == "colocated")
+    }
+    return replace(setting, factors=kept)
+
+
+QUICK = Plan(
+    quick=True,
+    seeds=(0, 1),
+    tuning_seeds=(100,),
+    warmup_s=300.0,
+    measure_s=300.0,
+    start_s=300.0,
+    study_s=600.0,
+    settings=tuple(_thinned(setting) for setting in FULL.settings),
+)
+
+
+def number(value: float) -> str:
+    """An option's value as a reader expects it."""
+    return "∞" if value >= INFINITY or math.isinf(value) else f"{value:g}"
