@@ -1,9 +1,12 @@
 """LMetric: the prefill that is left, times the load.
 
-    f = (prompt - hit) * load                                                 the lowest wins, ties round robin
+    f = (prompt - hit) * (load + idle)                                        the lowest wins, ties round robin
 
-Source: LMetric, as the SMetric paper cites it (section 4). There is no weight to tune. Loses where loads are small: an
-idle instance scores 0 whatever it lacks, so follow-ups leave their cache for it (33 % local hits in that paper).
+Source: LMetric, as the SMetric paper cites it (section 4). An instance counts as `idle` requests more than it has:
+with 0, the formula as printed, an idle instance scores 0 whatever it lacks, so follow-ups leave their cache for it (33 %
+local hits in that paper); with 1 the prefill that is left decides among idle instances.
+
+Loses where loads are small with `idle` 0, and piles up sessions that share a prompt with 1.
 """
 
 from __future__ import annotations
@@ -12,7 +15,8 @@ from extproc.model import Reason
 from extproc.policies import Verdict, View, lowest
 
 
-def choose(view: View) -> Verdict:
+def choose(view: View, *, idle: float = 0.0) -> Verdict:
     """The least product of new bytes and load."""
-    scores = [(view.prompt - hit) * load for hit, load in zip(view.hits, view.loads, strict=True)]
+    extra = idle * view.unit
+    scores = [(view.prompt - hit) * (load + extra) for hit, load in zip(view.hits, view.loads, strict=True)]
     return Verdict(lowest(scores, view.cursor), Reason.SCORED)

@@ -40,6 +40,8 @@ def choose(policy: str, **changes: Any) -> Verdict:
         ("lmetric", {}, 0),
         # An idle instance scores 0, whatever it lacks.
         ("lmetric", {"loads": [4, 0, 2, 1]}, 1),
+        # idle 1: f = [100 * 5, 1000 * 1, 500 * 3, 1000 * 2]
+        ("lmetric", {"loads": [4, 0, 2, 1], "options": {"idle": 1.0}}, 0),
         # f = [800 + 100, 0 + 1000, 100 + 500, 0 + 1000]
         ("dynamo", {}, 2),
         ("sticky-until-saturated", {}, 0),
