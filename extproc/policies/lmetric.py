@@ -3,8 +3,8 @@
     f = (prompt - hit) * (load + idle)                                        the lowest wins, ties round robin
 
 Source: LMetric, as the SMetric paper cites it (section 4). An instance counts as `idle` requests more than it has:
-with 0, the formula as printed, an idle instance scores 0 whatever it lacks, so follow-ups leave their cache for it (33 %
-local hits in that paper); with 1 the prefill that is left decides among idle instances.
+with 0, the formula as printed, an idle instance scores 0 whatever it lacks, so follow-ups leave their cache for it;
+with 1 the prefill that is left decides among idle instances.
 
 Loses where loads are small with `idle` 0, and piles up sessions that share a prompt with 1.
 """
