@@ -128,7 +128,7 @@ def test_figure_6_without_a_common_clock_is_of_a_sessions_own_blocks() -> None:
     """Where sessions' clocks differ, blocks of others and of the system prompt have no interval."""
     requests = (
         request("a0", 0, ((0, 4),), system=20),
-        request("b0", 0, ((0, 2), (8, 1)), system=20),
+        request("b0", 0, ((0, 2), (8, 1)), system=20, duration_s=500.0),
         request("a1", 3, ((0, 5),), system=20, turn=1, parent="a0"),
     )
     found = study(trace(*requests, facts=ALL - {Fact.ARRIVALS}))

@@ -215,18 +215,20 @@ def test_claude_code_follow_ups_compactions_and_subagents(tmp_path: Path) -> Non
             entry(0.0, 640, [[1, 10]], "user"),
             entry(10.0, 1280, [[1, 20]]),
             sub,
+            entry(30.0, 960, [[1, 12], [40, 3]]),
             entry(40.0, 320, [[1, 2], [60, 3]]),
             entry(50.0, 390, [[1, 2], [70, 4]], api=None),
             entry(60.0, 400, [[1, 2], [70, 4]], "user"),
         ],
     }
     found = by_id(traces.load(jsonl(tmp_path / "x.jsonl", [session])))
-    assert [found[f"s:{index}"].turn for index in (0, 1, 3, 4, 5)] == [0, 1, 0, 1, 2]
-    assert found["s:3"].trigger is Trigger.COMPACTION
-    assert found["s:4"].trigger is Trigger.AGENT  # all of its history was rewritten, and it is as long: a follow-up
+    assert [found[f"s:{index}"].turn for index in (0, 1, 3, 4, 5, 6)] == [0, 1, 2, 0, 1, 2]
+    assert found["s:3"].trigger is Trigger.AGENT  # shorter, but it carries more than half: somebody went back a little
+    assert found["s:4"].trigger is Trigger.COMPACTION
+    assert found["s:5"].trigger is Trigger.AGENT  # all of its history was rewritten, and it is as long: a follow-up
     assert [found[f"s:{index}"].parent for index in (0, 1, 3)] == [None, "s:0", "s:1"]
     assert (found["s:1"].gap_s, found["s:1"].duration_s, found["s:1"].history) == (8.0, 2.0, 690)
-    assert found["s:4"].duration_s is None
+    assert found["s:5"].duration_s is None
     assert (found["s:0"].system, found["s/1:0"].system) == (140, 0)
     first, second = found["s/1:0"], found["s/1:1"]
     assert (first.session, first.parent, first.turn, first.trigger) == ("s/1", "s:1", 0, Trigger.AGENT)
