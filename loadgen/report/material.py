@@ -117,12 +117,19 @@ class Group:
 
     @cached_property
     def shown(self) -> frozenset[str]:
-        """The labels that figures show: all, or each policy's with the highest peak where there are too many."""
-        if len(self.policies) <= MOST:
-            return frozenset(self.policies)
+        """The labels that curves show: those that were tried in as many places as any of their policy, so that single
+        points of an option stay out; and of these each policy's with the highest peak where there are too many."""
+        places = {label: {(str(p.ratio), p.rate) for p in self.points if p.label == label} for label in self.policies}
+        most = dict.fromkeys(self.policies.values(), 0)
+        for label, policy in self.policies.items():
+            most[policy] = max(most[policy], len(places[label]))
+        tried = {label for label, policy in self.policies.items() if len(places[label]) == most[policy]}
+        if len(tried) <= MOST:
+            return frozenset(tried)
         best: dict[str, tuple[float, str]] = {}
         for case in self.all_cases:
-            for label, curve in case.curves.items():
+            for label in tried & case.curves.keys():
+                curve = case.curves[label]
                 peak = curve.mean(curve.peak(tps), tps).mean
                 best[self.policies[label]] = max((peak, label), best.get(self.policies[label], (-1.0, "")))
         return frozenset(label for _, label in best.values())
@@ -152,13 +159,13 @@ class Material:
     notes: Sequence[str] = field(default_factory=tuple)
 
 
-def margin(ours: Curve, other: Curve) -> Interval:
-    """How much more one does than another, each at its best of the rates that both have, over the same seeds."""
-    rates = [rate for rate in ours.rates if rate in other.points]
+def margin(curve: Curve, base: Curve) -> Interval:
+    """How much more one does than the other, each at its best of the rates that both have, over the same seeds."""
+    rates = [rate for rate in curve.rates if rate in base.points]
     if not rates:
         return mean_ci([])
-    best, others = (max(rates, key=lambda rate: curve.mean(rate, tps).mean) for curve in (ours, other))
-    return more(ours.at(best, tps), other.at(others, tps))
+    at, base_at = (max(rates, key=lambda rate: one.mean(rate, tps).mean) for one in (curve, base))
+    return more(curve.at(at, tps), base.at(base_at, tps))
 
 
 def tps(measures: Measures) -> float:

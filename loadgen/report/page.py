@@ -51,8 +51,8 @@ def _section(section: Section) -> Iterator[str]:
     hidden = len(group.policies) - len(group.shown)
     if hidden:
         yield (
-            f'<p class="note">Figures show at most {MOST} curves: of each policy the options with the highest TPS '
-            f"within SLO. {hidden} others are in the tables.</p>"
+            f'<p class="note">Curves show options that were tried at most rates and provisionings, and if they are '
+            f"more than {MOST}, each policy's with the highest TPS within SLO. {hidden} others are in the tables.</p>"
         )
     for drawn, svg in section.figures:
         data = b64encode(svg.encode()).decode()

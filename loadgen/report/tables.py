@@ -97,9 +97,9 @@ def tier(case: Case) -> str:
 
 
 def _peaks(group: Group) -> Table:
-    """Each policy's best rate, and how much more the first policy does at its own, over the same rates and seeds."""
+    """Each policy's best rate, and how much more it does than the first policy, over the same rates and seeds."""
     first = next(iter(group.policies))
-    header = ["policy", "global/local", "max TPS within SLO", "at rate", "seeds", f"{first} against it"]
+    header = ["policy", "global/local", "max TPS within SLO", "at rate", "seeds", f"against {first}"]
     rows = []
     for case in group.all_cases:
         base = case.curves.get(first)
@@ -108,7 +108,7 @@ def _peaks(group: Group) -> Table:
             value = curve.mean(rate, tps)
             against = ""
             if base is not None and label != first:
-                difference = margin(base, curve)
+                difference = margin(curve, base)
                 against = number("+.1%")(difference) + ("" if difference.clear or difference.n < 2 else " (noise)")
             ratio = "-" if math.isnan(case.ratio) else f"{case.ratio:g}"
             rows.append([label, ratio, number(".0f")(value), f"{rate:g}", str(value.n), against])

@@ -22,7 +22,7 @@ def draw(group: Group) -> Iterator[Drawn]:
     heats = {label: trail for label, trail in heats.items() if any(map(sum, trail.heat))}
     if not heats:
         return
-    columns = min(_COLUMNS, len(heats))
+    columns = 2 if len(heats) == 4 else min(_COLUMNS, len(heats))
     lines = math.ceil(len(heats) / columns)
     figure = Figure(figsize=(3.0 * columns + 0.9, 2.5 * lines + 0.5))
     axes = list(figure.subplots(lines, columns, sharex=True, sharey=True, squeeze=False).flat)

@@ -23,7 +23,7 @@ def draw(group: Group) -> Iterator[Drawn]:
     if not labels:
         return
     whole = all(label in trails for label in labels)
-    figure, (left, right) = panels(2, width=3.9, height=max(2.9, 1.3 + 0.28 * len(labels)), share=not whole)
+    figure, (left, right) = panels(2, width=3.9, height=max(2.6, 1.1 + 0.28 * len(labels)), share=not whole)
     for row, label in enumerate(labels):
         mean, look = means[label], style[label]
         half = None if math.isnan(mean.half) else mean.half
@@ -40,7 +40,11 @@ def draw(group: Group) -> Iterator[Drawn]:
     else:
         _quantiles(right, labels, case, style)
     right.set_xlabel("Hottest / mean instance, windows of 30 s")
-    how = "the whole distribution" if whole else "ticks at the median, p75, p90 and p99 of the windows"
+    how = (
+        "all windows of the runs whose rows were given"
+        if whole
+        else "ticks at the median, p75, p90 and p99 of the windows"
+    )
     caption = f"Tokens (prompt and output) an instance processed, {where(group, case)} ({seeds(case)}). Right: {how}."
     yield Drawn("imbalance", "Load imbalance", caption, figure)
 

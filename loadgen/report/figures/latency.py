@@ -52,7 +52,11 @@ def draw(group: Group) -> Iterator[Drawn]:
         return
     axes[0].set_ylabel("Share of requests that took longer")
     legend(figure, axes)
-    how = "All requests" if whole else "Medians, p75, p90, p95 and p99 (means over seeds)"
+    how = (
+        "All requests of the runs whose rows were given"
+        if whole
+        else "Medians, p75, p90, p95 and p99 (means over seeds)"
+    )
     caption = f"{how} {where(group, case)}; requests without a first token are left out (the table counts them)."
     yield Drawn("latency", "TTFT and TPOT, tails", caption, figure)
 

@@ -1,4 +1,4 @@
-"""How much more a policy does than each other, over the same seeds: differences of a few per cent that curves hide."""
+"""How much more or less policies do than the first one, over the same seeds: a few per cent, which curves hide."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Line = Sequence[tuple[float, Interval]]
 
 
 def draw(group: Group) -> Iterator[Drawn]:
-    """The first policy against each other: by rate, and at their peaks by provisioning."""
+    """Each policy against the first: by rate, and at their peaks by provisioning."""
     first, style = next(iter(group.policies)), looks(group)
     by_rate = {label: line for label in style if label != first and (line := _by_rate(group, first, label))}
     by_tier = {label: line for label in style if label != first and (line := _by_tier(group, first, label))}
@@ -33,15 +33,17 @@ def draw(group: Group) -> Iterator[Drawn]:
     for ax, (curves, axis) in zip(axes, lines, strict=True):
         _panel(ax, curves, style)
         ax.set_xlabel(axis)
-    axes[0].set_ylabel(f"{first}, TPS within SLO against")
+    low, high = axes[0].get_ylim()
+    axes[0].set_ylim(max(low, -1.05), min(high, 1.05))  # a bar of few seeds may be longer, and would hide the rest
+    axes[0].set_ylabel(f"TPS within SLO against {first}")
     legend(figure, axes)
     parts = [f"by rate, {where(group, group.main).partition(', ')[2]}".rstrip(", ")] if lines[0][0] is by_rate else []
     parts += ["each at its best rate, by provisioning"] if lines[-1][0] is by_tier else []
     caption = (
-        f"How much more {first} does than each other policy ({'; '.join(parts)}): mean of the relative differences "
+        f"How much more each policy does than {first} ({'; '.join(parts)}): mean of the relative differences "
         "over the same seeds, with 95 % confidence intervals. A bar that crosses zero is noise."
     )
-    yield Drawn("margin", f"Margin of {first}", caption, figure)
+    yield Drawn("margin", f"Difference to {first}", caption, figure)
 
 
 def _by_rate(group: Group, first: str, label: str) -> Line:
@@ -49,7 +51,7 @@ def _by_rate(group: Group, first: str, label: str) -> Line:
     if first not in curves or label not in curves:
         return []
     rates = sorted(set(curves[first].rates) & set(curves[label].rates))
-    found = [(rate, more(curves[first].at(rate, tps), curves[label].at(rate, tps))) for rate in rates]
+    found = [(rate, more(curves[label].at(rate, tps), curves[first].at(rate, tps))) for rate in rates]
     return [(rate, difference) for rate, difference in found if difference.n]
 
 
@@ -57,7 +59,7 @@ def _by_tier(group: Group, first: str, label: str) -> Line:
     cases = [
         case for case in group.cases if case.ratio >= 0 and {first, label} <= case.curves.keys()
     ]  # a replay's is nan
-    found = [(case.ratio, margin(case.curves[first], case.curves[label])) for case in cases]
+    found = [(case.ratio, margin(case.curves[label], case.curves[first])) for case in cases]
     return [(ratio, difference) for ratio, difference in found if difference.n]
 
 

@@ -31,7 +31,7 @@ def draw(group: Group) -> Iterator[Drawn]:
         return
     labels = [label for label in group.policies if any(label in _bars(case) for case in shown)]
     width = 4.8 if len(shown) == 1 else 2.7
-    figure, axes = panels(len(shown), width=width, height=1.3 + 0.3 * len(labels))
+    figure, axes = panels(len(shown), width=width, height=1.1 + 0.3 * len(labels))
     for ax, case in zip(axes, shown, strict=True):
         for label, (local, fetched) in _bars(case).items():
             row = labels.index(label)

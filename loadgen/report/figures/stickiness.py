@@ -26,7 +26,7 @@ def draw(group: Group) -> Iterator[Drawn]:
     labels = [label for label in first if not math.isnan(first[label].mean)]
     if not labels:
         return
-    figure, (ax,) = panels(1, width=5.2, height=1.4 + 0.3 * len(labels))
+    figure, (ax,) = panels(1, width=5.2, height=1.2 + 0.3 * len(labels))
     for row, label in enumerate(labels):
         look = style[label]
         for values, face, offset in ((first, look.color, -0.14), (before, "white", 0.14)):

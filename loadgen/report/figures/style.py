@@ -81,7 +81,7 @@ def looks(group: Group) -> Mapping[str, Look]:
     return found
 
 
-def panels(number: int, *, width: float = 3.2, height: float = 2.9, share: bool = True) -> tuple[Figure, list[Axes]]:
+def panels(number: int, *, width: float = 3.2, height: float = 2.6, share: bool = True) -> tuple[Figure, list[Axes]]:
     """A row of panels, sizes in inches each; with `share` they have one y axis."""
     figure = Figure(figsize=(max(width * number, 4.4), height))
     return figure, list(figure.subplots(1, number, sharey=share, squeeze=False)[0])
@@ -109,7 +109,7 @@ def where(group: Group, case: Case) -> str:
 
 def rate_words(group: Group, rate: float) -> str:
     """A rate with its unit; a replay's may be the factor of a recorded trace."""
-    return f"rate {rate:g}" if group.live else f"{rate:g} requests/s"
+    return f"rate {rate:g}" if group.live else f"{rate:g} request{'' if rate == 1 else 's'}/s"
 
 
 def rate_axis(group: Group) -> str:
@@ -143,6 +143,7 @@ def legend(figure: Figure, axes: Sequence[Axes]) -> None:
             handles.setdefault(label, handle)
     inches = 0.5 + 0.07 * max(map(len, handles))
     columns = max(1, min(len(handles), int(figure.get_figwidth() // inches)))
+    figure.set_figheight(figure.get_figheight() + 0.2 * math.ceil(len(handles) / columns))
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=columns)
 
 

@@ -35,7 +35,7 @@ def draw(group: Group) -> Iterator[Drawn]:
         ax.set_title(provision(case.ratio))
         ax.set_xlabel(rate_axis(group))
         ticks(ax, sorted({rate for curve in case.curves.values() for rate in curve.rates}))
-        ax.set_ylim(bottom=0)
+    axes[0].set_ylim(bottom=0)  # of all panels, and only now: it ends their scaling
     axes[0].set_ylabel("Output tokens/s within SLO")
     legend(figure, axes)
     caption = f"Output tokens a second of the requests that met both service levels ({seeds(shown[-1])})."
