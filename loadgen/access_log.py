@@ -16,6 +16,7 @@ import msgspec
 from loadgen.records import ROWS, Row, read_rows
 
 POLL_S = 0.1
+WAIT_S = 3.0  # for lines that are missing: Envoy writes them a little later than the client has its answers
 
 
 class Decision(msgspec.Struct):
@@ -35,15 +36,14 @@ class _Line(msgspec.Struct):
     smetric: Decision | None = None
 
 
-def merge(directory: Path, log: Path, tag: str, *, start: int = 0, wait_s: float = 3.0) -> tuple[int, int]:
+def merge(directory: Path, log: Path, tag: str, *, start: int = 0) -> tuple[int, int]:
     """Write the decisions into a finished run's rows: how many requests had an answer, how many have a decision.
 
     Args:
         directory: of the run.
-        log: what Envoy writes, perhaps a little later than the client has its answers.
+        log: what Envoy writes.
         tag: of the run's requests.
         start: bytes of the log that are older than the run.
-        wait_s: how long lines may be awaited that are missing.
 
     Raises:
         OSError: the log or the run cannot be read, or the run not be written.
@@ -51,7 +51,7 @@ def merge(directory: Path, log: Path, tag: str, *, start: int = 0, wait_s: float
     """
     rows = list(read_rows(directory))
     answered = {row.request for row in rows if row.status is not None}
-    deadline = time.monotonic() + wait_s
+    deadline = time.monotonic() + WAIT_S
     while not answered <= (found := dict(_decisions(log, tag, start))).keys() and time.monotonic() < deadline:
         time.sleep(POLL_S)
     for row in rows:

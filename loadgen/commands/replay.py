@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 from rich.console import Console
 
 from loadgen import access_log, replay_run
-from loadgen.arrivals import arrange, fitting
 from loadgen.commands import INTERRUPTED, CommandError
 from loadgen.conversation import Script
 from loadgen.engine_server import MODEL_DIR
@@ -20,13 +19,11 @@ from loadgen.profiles import PROFILES
 from loadgen.records import CSV, RunInfo, Slo, export_csv, read_rows
 from loadgen.replay import Options
 from loadgen.replay_run import Gateway, Outcome, Unreachable
-from loadgen.scaling import scaled
+from loadgen.replay_workload import check, workload
 from loadgen.scenario import Dispatch
 from loadgen.streaming import CHAT, ENGINE_HEADER
-from loadgen.synthetic import generate, generate_whole
 from loadgen.text import Words
-from loadgen.trace import Fact, Trace
-from loadgen.traces import TraceError, load
+from loadgen.trace import Trace
 
 DESCRIPTION = """\
 Send a workload through a live gateway (Envoy with ext_proc, or any OpenAI endpoint) to live engines, simulated or real.
@@ -43,7 +40,7 @@ examples:
 
   python -m loadgen replay paper-trace-1 --rate 2 --seconds 300 --scale 0.1 --url http://127.0.0.1:10000 --out out/r
   python -m loadgen replay trace.jsonl --dispatch trace --speed 2 --out out/twice-as-fast
-  python -m loadgen replay paper-trace-1 --closed 16 --duration 60 --out out/closed
+  python -m loadgen replay paper-trace-1 --closed 16 --sessions 100 --scale 0.1 --out out/closed
   python -m loadgen replay trace.jsonl --access-log /var/log/envoy/access.log --label smetric --out out/smetric
 
 exit codes: 0 all requests ended well, 1 some failed or nobody answers, 2 wrong usage, 130 interrupted (what there is is
@@ -94,14 +91,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     time.add_argument("--closed", type=_count, metavar="N", help="closed loop: sessions at a time, with their forks")
     time.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="2 is twice as fast (%(default)s)")
     time.add_argument("--scale", type=_positive, default=1.0, metavar="X", help="of all lengths (%(default)s)")
+    time.add_argument(
+        "--max-context",
+        type=_count,
+        metavar="N",
+        help="leave out what is longer, prompt and reply, and what follows it",
+    )
     time.add_argument("--duration", type=_positive, default=math.inf, metavar="S", help="send nothing later (no limit)")
     time.add_argument("--warmup", type=float, default=0.0, metavar="S", help="not counted in figures (%(default)s)")
     drawn = parser.add_argument_group("profiles, and traces that are to be resampled")
     drawn.add_argument("--rate", type=_positive, metavar="X", help="requests a second; a trace keeps its own without")
     drawn.add_argument("--seconds", type=_positive, default=300.0, metavar="S", help="of the workload (%(default)s)")
-    drawn.add_argument("--sessions", type=_count, metavar="N", help="so many whole sessions of a profile instead")
+    drawn.add_argument("--sessions", type=_count, metavar="N", help="of a profile: so many whole ones instead")
     drawn.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    drawn.add_argument("--max-tokens", type=_count, metavar="N", help="leave out longer requests (prompt and reply)")
     figures = parser.add_argument_group("figures")
     figures.add_argument("--policy", default="unknown", metavar="NAME", help="what the gateway runs, for reports")
     figures.add_argument("--label", metavar="TEXT", help="of the curve in reports (the policy)")
@@ -114,15 +116,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Replay, keep the rows, say what they come to."""
+    if args.warmup < 0 or args.warmup >= args.duration:
+        raise CommandError(f"--warmup {args.warmup:g}: from 0 to less than --duration is expected")
     url, prefix = _split(args.url)
     gateway = Gateway(url=url, headers=_headers(args.header), timeout_s=args.timeout)
-    trace = workload(args)
-    script = _script(trace, args.model_dir)
     log_start = _size(args.access_log)
     try:
         served = replay_run.probe(gateway, prefix)
     except Unreachable as error:
         raise CommandError(f"the gateway cannot be reached: {error} (is it running? another --url?)") from error
+    trace, script = _prepared(args)
     tag = secrets.token_hex(6)
     options = Options(
         dispatch=args.dispatch,
@@ -149,53 +152,25 @@ def run(args: argparse.Namespace) -> int:
     return 1 if outcome.counts.failed else 0
 
 
-def _script(trace: Trace, model_dir: Path) -> Script:
+def _prepared(args: argparse.Namespace) -> tuple[Trace, Script]:
     try:
-        return Words(trace, model_dir)
-    except (OSError, ValueError) as error:
-        raise CommandError(f"--model-dir {model_dir}: {error}") from error
-
-
-def workload(args: argparse.Namespace) -> Trace:
-    """The requests to replay."""
-    try:
-        trace = _workload(args)
-    except (TraceError, ValueError, OSError) as error:
-        raise CommandError(str(error)) from error
-    if not trace.requests:
-        raise CommandError(f"{args.workload}: no request in it can be replayed")
-    block_size = trace.block_size
-    trace = scaled(trace, args.scale)
-    if trace.block_size != block_size and not math.isclose(trace.block_size, block_size * args.scale):
-        factor = trace.block_size / block_size
-        _warn(f"lengths are scaled by {factor:g}: a block of {block_size} tokens becomes one of {trace.block_size}")
-    if Fact.ARRIVALS not in trace.facts and not args.closed:
-        raise CommandError(
-            f"{args.workload} does not say when sessions began: --closed N runs N at a time, --rate X draws arrivals"
+        trace = workload(
+            args.workload,
+            rate=args.rate,
+            seconds=args.seconds,
+            sessions=args.sessions,
+            seed=args.seed,
+            scale=args.scale,
+            max_context=args.max_context,
+            note=_warn,
         )
-    follow_ups = [request for request in trace.requests if request.parent is not None]
-    if args.dispatch is Dispatch.THINK and any(request.gap_s is None for request in follow_ups):
-        raise CommandError(f"{args.workload} does not say how long clients thought: --dispatch trace keeps its times")
-    return trace
-
-
-def _workload(args: argparse.Namespace) -> Trace:
-    if args.workload in PROFILES:
-        if args.rate is None:
-            raise CommandError(f"profile {args.workload}: --rate is needed, in requests a second")
-        profile = PROFILES[args.workload]
-        if args.sessions is None:
-            trace = generate(profile, rate=args.rate, seconds=args.seconds, seed=args.seed)
-        else:
-            trace = generate_whole(profile, sessions=args.sessions, rate=args.rate, seed=args.seed)
-        return trace if args.max_tokens is None else fitting(trace, args.max_tokens)[0]
-    path = Path(args.workload)
-    if not path.exists():
-        raise CommandError(f"{path}: neither a file nor one of the profiles {', '.join(PROFILES)}")
-    trace = load(path)
-    if args.rate is not None:
-        return arrange(trace, rate=args.rate, seconds=args.seconds, seed=args.seed, max_input=args.max_tokens)
-    return trace if args.max_tokens is None else fitting(trace, args.max_tokens)[0]
+        check(args.workload, trace, args.dispatch, closed=args.closed is not None)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    try:
+        return trace, Words(trace, args.model_dir)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--model-dir {args.model_dir}: {error}") from error
 
 
 def _finish(args: argparse.Namespace, outcome: Outcome, tag: str, log_start: int) -> Outcome:
@@ -217,7 +192,7 @@ def _info(args: argparse.Namespace, trace: Trace, options: Options) -> RunInfo:
         label=args.label or args.policy,
         policy=args.policy,
         workload=args.workload,
-        rate=args.speed if recorded else args.rate * args.speed,
+        rate=args.speed if recorded else (args.rate or 1.0) * args.speed,
         seed=args.seed,
         instances=[name.strip() for name in args.instances.split(",")] if args.instances else [],
         window=(args.warmup, args.warmup),

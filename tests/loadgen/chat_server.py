@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import defaultdict
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -37,8 +36,9 @@ class Words:
 class ChatServer:
     """`bodies` and `paths` by the last words of the chat, which are the id of the request where `Words` said them.
 
-    The test sets: `reply` (deltas, by id, REPLY where it says nothing), `status` (by id), `cut` (ids whose answer ends
-    in the middle), `held` (ids whose answer never ends), `hold_s` (how long an answer takes).
+    The test sets: `reply` (deltas, by id, REPLY where it says nothing), `status` (by id, else `default_status`), `cut`
+    (ids whose answer ends in the middle), `held` (ids whose answer never ends), `hold_s` (how long an answer takes),
+    `models_answer`, and `on_ask`, which hears the path of each request.
     """
 
     def __init__(self) -> None:
@@ -46,12 +46,15 @@ class ChatServer:
         self.paths: dict[str, str] = {}
         self.headers: dict[str, Mapping[str, str]] = {}
         self.reply: dict[str, Sequence[Mapping[str, Any]]] = {}
-        self.status: dict[str, int] = defaultdict(lambda: 200)
+        self.status: dict[str, int] = {}
+        self.default_status = 200
         self.cut: set[str] = set()
         self.held: set[str] = set()
         self.hold_s = 0.0
         self.open: set[str] = set()
         self.most_open: set[str] = set()
+        self.models_answer = '{"data": [{"id": "tiny"}]}'
+        self.on_ask: Callable[[str], None] = lambda path: None
         self.url = ""
 
     def said(self, name: str) -> list[str]:
@@ -59,19 +62,20 @@ class ChatServer:
         return [message["content"] or "" for message in self.bodies[name]["messages"]]
 
     async def models(self, _request: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "tiny"}]})
+        return web.Response(text=self.models_answer)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
         name = body["messages"][-1]["content"]
         self.bodies[name], self.paths[name], self.headers[name] = body, request.path_qs, request.headers
+        self.on_ask(request.path_qs)
         self.open.add(name)
         if len(self.open) > len(self.most_open):
             self.most_open = set(self.open)
         try:
             await asyncio.sleep(self.hold_s)
-            if self.status[name] != 200:
-                return web.json_response({"error": {"message": "no room"}}, status=self.status[name])
+            if (status := self.status.get(name, self.default_status)) != 200:
+                return web.json_response({"error": {"message": "no room"}}, status=status)
             return await self._stream(request, name, len(body["messages"]))
         finally:
             self.open.discard(name)

@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import json
+import socket
 from collections.abc import AsyncIterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from loadgen.records import Row
+from loadgen import replay_run
+from loadgen.commands import CommandError
+from loadgen.commands import replay as command
+from loadgen.records import CSV, Row, read_info, read_rows
 from loadgen.replay import PARENT_FAILED, UNFINISHED, Options, Replay
+from loadgen.scaling import scaled
 from loadgen.scenario import Dispatch
 from loadgen.streaming import connect
-from loadgen.trace import Trace, TraceRequest, Trigger
+from loadgen.trace import Fact, Trace, TraceRequest, Trigger
+from loadgen.traces import superset
 from tests.loadgen.chat_server import INSTANCE, ChatServer, Words, chat_server
 
 CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -35,7 +45,7 @@ async def server() -> AsyncIterator[ChatServer]:
         yield server
 
 
-async def replay(
+async def replayed(
     server: ChatServer, given: Trace, keep: Mapping[str, int] | None = None, **options: Any
 ) -> dict[str, Row]:
     """The rows of a replay by request; each request has one."""
@@ -56,7 +66,7 @@ async def test_arrivals_are_kept(server: ChatServer) -> None:
     sent no earlier, however long answers take."""
     server.hold_s = 0.3
     times = {"a/0": 100.0, "b/0": 100.2, "c/0": 100.4}
-    rows = await replay(server, trace(*(request(name, arrival_s=at) for name, at in times.items())), speed=2.0)
+    rows = await replayed(server, trace(*(request(name, arrival_s=at) for name, at in times.items())), speed=2.0)
     assert [rows[name].due_s for name in times] == pytest.approx([0.0, 0.1, 0.2])
     assert all(row.sent_s >= row.due_s - 0.002 for row in rows.values())
     assert server.most_open == set(times)
@@ -65,7 +75,7 @@ async def test_arrivals_are_kept(server: ChatServer) -> None:
 async def test_think_counts_from_the_real_end(server: ChatServer) -> None:
     """With dispatch `think` a follow-up is due its gap, divided by the speed, after the parent's last token."""
     given = trace(request("a/0"), request("a/1", "a/0", arrival_s=50.0, gap_s=0.2))
-    rows = await replay(server, given, speed=2.0)
+    rows = await replayed(server, given, speed=2.0)
     assert rows["a/0"].end_s is not None
     assert rows["a/1"].due_s == pytest.approx(rows["a/0"].end_s + 0.1)
     assert rows["a/1"].sent_s >= rows["a/1"].due_s - 0.002
@@ -79,7 +89,7 @@ async def test_trace_keeps_time_stamps(server: ChatServer) -> None:
         request("a/1", "a/0", arrival_s=0.05, gap_s=90.0),
         request("a/2", "a/1", arrival_s=0.7, gap_s=90.0),
     )
-    rows = await replay(server, given, dispatch=Dispatch.TRACE)
+    rows = await replayed(server, given, dispatch=Dispatch.TRACE)
     assert rows["a/1"].due_s == rows["a/0"].end_s
     assert rows["a/2"].due_s == pytest.approx(0.7)
 
@@ -96,7 +106,7 @@ async def test_follow_ups_carry_real_answers(server: ChatServer) -> None:
         request("a/2", "a/1"),
         request("a/3", "a/2", trigger=Trigger.COMPACTION),
     )
-    await replay(server, given, {"g/1": 3})
+    await replayed(server, given, {"g/1": 3})
     called = {key: value for key, value in CALL.items() if key != "index"}
     assert server.bodies["a/1"]["messages"][2:] == [
         {"role": "assistant", "content": None, "tool_calls": [called]},
@@ -111,7 +121,7 @@ async def test_follow_ups_carry_real_answers(server: ChatServer) -> None:
 async def test_lengths_are_forced(server: ChatServer) -> None:
     """A request asks for a stream of exactly its reply's length, for usage, and for the model, and nothing that vLLM
     does not know."""
-    await replay(server, trace(request("a/0", output=7)), model="tiny")
+    await replayed(server, trace(request("a/0", output=7)), model="tiny")
     body = server.bodies["a/0"]
     del body["messages"]
     assert body == {
@@ -127,7 +137,7 @@ async def test_lengths_are_forced(server: ChatServer) -> None:
 
 async def test_rows_say_what_happened(server: ChatServer) -> None:
     """A row has what the workload asked for, what usage and headers said, and times in their order."""
-    rows = await replay(server, trace(request("a/0", trigger=Trigger.USER, output=5)))
+    rows = await replayed(server, trace(request("a/0", trigger=Trigger.USER, output=5)))
     row = rows["a/0"]
     assert (row.session, row.turn, row.trigger, row.output) == ("a", 0, "user", 5)
     assert (row.input, row.produced, row.local, row.instance, row.status) == (20, 3, 10, INSTANCE, 200)
@@ -153,7 +163,7 @@ async def test_a_session_ends_at_its_first_failure(server: ChatServer, status: i
         request("a/3", "a/2", gap_s=20.0),
         request("b/1", "b/0"),
     )
-    rows = await replay(server, given)
+    rows = await replayed(server, given)
     failed = {name: row.error for name, row in rows.items() if row.error}
     assert word in (failed.pop("a/1") or "")
     assert rows["a/1"].status == status
@@ -171,7 +181,7 @@ async def test_the_closed_loop_keeps_its_number(server: ChatServer) -> None:
     server.hold_s = 0.02
     sessions = [request(f"{name}/0", arrival_s=1000.0 * number) for number, name in enumerate("abcde")]
     follow_ups = [request(f"{name}/1", f"{name}/0", arrival_s=9000.0) for name in "abcde"]
-    rows = await replay(server, trace(*sessions, *follow_ups, request("f/1", "e/0", arrival_s=9000.0)), closed=2)
+    rows = await replayed(server, trace(*sessions, *follow_ups, request("f/1", "e/0", arrival_s=9000.0)), closed=2)
     assert all(row.ok for row in rows.values())
     assert len(rows) == 11
     assert len({name for name in server.most_open if name != "f/1"}) == 2
@@ -189,7 +199,7 @@ async def test_nothing_is_sent_after_the_end(server: ChatServer) -> None:
         request("b/0", arrival_s=0.1),
         request("c/0", arrival_s=3.0),
     )
-    rows = await replay(server, given, until_s=0.15)
+    rows = await replayed(server, given, until_s=0.15)
     assert set(rows) == {"a/0", "b/0"}
     assert all(row.ok for row in rows.values())
 
@@ -220,5 +230,183 @@ async def test_an_interruption_keeps_what_there_is(server: ChatServer, closed: i
 
 async def test_requests_can_be_found_in_a_log(server: ChatServer) -> None:
     """With a tag, a request's path has the tag and the request's id, quoted."""
-    await replay(server, trace(request("a b&c/0")), tag="t1")
+    await replayed(server, trace(request("a b&c/0")), tag="t1")
     assert server.paths["a b&c/0"] == "/v1/chat/completions?request=t1/a%20b%26c/0"
+
+
+def run(*arguments: str | Path) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser()
+    command.add_arguments(parser)
+    return command.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+def written(path: Path, given: Trace) -> Path:
+    with path.open("wb") as file:
+        superset.write(given, file)
+    return path
+
+
+PAIR = trace(request("a/0", system=16, input=64, output=5), request("a/1", "a/0", input=100, history=69, gap_s=0.01))
+
+
+async def test_a_run_is_a_directory(server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command asks the gateway for its model, sends the headers that were given below the URL's path, and leaves
+    what was run, the rows, and the same as CSV."""
+    path = written(tmp_path / "t.jsonl", PAIR)
+    out = tmp_path / "out"
+    options = ["--header", "x-team: blue", "--export", "csv", "--label", "ours", "--warmup", "0.001"]
+    assert await asyncio.to_thread(run, path, "--url", f"{server.url}/v1/", "--out", out, *options) == 0
+    assert {body["model"] for body in server.bodies.values()} == {"tiny"}
+    assert {headers["x-team"] for headers in server.headers.values()} == {"blue"}
+    info, rows = read_info(out), list(read_rows(out))
+    assert [row.request for row in rows] == ["a/0", "a/1"]
+    assert (info.kind, info.label, info.instances, info.complete) == ("replay", "ours", [INSTANCE], True)
+    assert info.window[0] == 0.001
+    assert info.window[1] >= rows[1].due_s
+    assert (out / CSV).read_text().splitlines()[1].startswith("a/0,a,0,")
+    said = capsys.readouterr()
+    assert "2, 0 failed" in said.out
+    assert "2 replies had fewer tokens" not in said.out  # the second asked for three and got them
+    assert "1 replies had fewer tokens" in said.out
+    assert said.err == ""
+
+
+async def test_a_failure_is_an_exit_code(
+    server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With a failed request the exit code is 1, the summary says why, and the run is complete all the same."""
+    server.default_status = 429
+    path = written(tmp_path / "t.jsonl", PAIR)
+    assert await asyncio.to_thread(run, path, "--url", server.url, "--out", tmp_path / "out") == 1
+    said = capsys.readouterr().out
+    assert "2, 2 failed" in said
+    assert '1 x 429 {"error": {"message": "no room"}}' in said
+    assert "1 x parent failed" in said
+    assert read_info(tmp_path / "out").complete
+
+
+async def test_decisions_come_from_the_access_log(server: ChatServer, tmp_path: Path) -> None:
+    """What the log says of this run's requests is in their rows; what it says of other runs, and lines of other kinds,
+    are passed over."""
+    log = tmp_path / "access.log"
+    log.write_text('{"path": "/v1/chat/completions?request=old/a/0", "smetric": {"reason": "stale"}}\n')
+    decisions = {
+        "a/0": {"reason": "first_turn", "instance": INSTANCE, "load": 2, "mean_load": 1.5, "turn": 0},
+        "a/1": {
+            "reason": "stick",
+            "instance": "10.0.0.9:1",
+            "prefill_instance": "10.0.0.7:1",
+            "hit_bytes": 150,
+            "prompt_bytes": 200,
+            "load": 0,
+        },
+    }
+
+    def on_ask(path: str) -> None:
+        """As Envoy does when a request has ended."""
+        name = path.partition("?request=")[2].partition("/")[2]
+        with log.open("a") as file:
+            file.write(f"[info] no JSON but {path}\n{json.dumps({'path': path, 'smetric': decisions[name]})}\n")
+
+    server.on_ask = on_ask
+    path = written(tmp_path / "t.jsonl", PAIR)
+    options = ["--url", server.url, "--out", tmp_path / "out", "--access-log", log]
+    assert await asyncio.to_thread(run, path, *options) == 0
+    first, second = read_rows(tmp_path / "out")
+    assert (first.reason, first.load, first.mean_load, first.predicted) == ("first_turn", 2, 1.5, None)
+    assert (second.reason, second.load, second.predicted) == ("stick", 0, round(second.input * 0.75))
+    assert (second.instance, second.decoder) == ("10.0.0.7:1", INSTANCE)
+
+
+async def test_a_missing_decision_is_said(
+    server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A log without the run's requests loses no rows, and is complained of."""
+    monkeypatch.setattr("loadgen.access_log.WAIT_S", 0.1)
+    (tmp_path / "access.log").touch()
+    path = written(tmp_path / "t.jsonl", PAIR)
+    options = ["--url", server.url, "--out", tmp_path / "out", "--access-log", tmp_path / "access.log"]
+    assert await asyncio.to_thread(run, path, *options) == 0
+    assert "a decision for 0 of 2 requests" in capsys.readouterr().err
+    assert [row.reason for row in read_rows(tmp_path / "out")] == [None, None]
+
+
+def test_scaled_lengths_share_what_was_shared() -> None:
+    """Scaled, a trace has all lengths times the same factor, with its blocks' names; times stay."""
+    one = request("a/0", input=100, output=9, system=33, history=50, blocks=((7, 6),), arrival_s=3.0, gap_s=2.0)
+    half = scaled(Trace("t", 16, [one]), 0.5)
+    assert half.block_size == 8
+    assert half.requests[0] == replace(one, input=50, output=4, system=16, history=25)
+    tiny = scaled(Trace("t", 16, [one]), 0.001)
+    assert (tiny.block_size, tiny.requests[0].input, tiny.requests[0].output) == (1, 6, 1)
+    plain = scaled(Trace("t", 16, [replace(one, blocks=())]), 0.1)
+    assert (plain.block_size, plain.requests[0].input, plain.requests[0].output) == (16, 10, 1)
+
+
+BAD = '{"request_id": 1, "session_id": 1, "turn": 0, "timestamp_ms": 0, "input_length": "x"'
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["paper-trace-1"], "--rate X, in requests a second, or --sessions N is needed"),
+        (["nowhere.jsonl"], "neither a file nor one of the profiles paper-trace-1"),
+        (["BAD"], r"bad\.jsonl:1"),
+        (["NO_GAPS"], "does not say how long clients thought: --dispatch trace"),
+        (["NO_ARRIVALS"], "does not say when sessions began: --rate X"),
+        (["GOOD", "--max-context", "9"], "nothing is left to replay"),
+        (["GOOD", "--sessions", "3"], "--rate X --seconds S samples them"),
+        (["GOOD", "--url", "localhost:80"], "http://HOST:PORT is expected"),
+        (["GOOD", "--header", "x-team"], "NAME:VALUE is expected"),
+        (["GOOD", "--access-log", "no.log"], "No such file"),
+        (["GOOD", "--model-dir", "no-model"], "--model-dir no-model: "),
+        (["GOOD", "--warmup", "10", "--duration", "5"], "--warmup 10"),
+        (["GOOD", "--out", "GOOD"], "File exists"),
+    ],
+)
+async def test_what_cannot_be_is_explained(
+    server: ChatServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: list[str], words: str
+) -> None:
+    """Options that do not go together, and files that are not what they should be, are errors that say what to do."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad.jsonl").write_text(BAD)
+    follow_up = replace(PAIR.requests[1], gap_s=None)
+    files = {
+        "BAD": tmp_path / "bad.jsonl",
+        "GOOD": written(tmp_path / "good.jsonl", PAIR),
+        "NO_GAPS": written(tmp_path / "no-gaps.jsonl", trace(PAIR.requests[0], follow_up)),
+        "NO_ARRIVALS": written(tmp_path / "no-arrivals.jsonl", replace(PAIR, facts=PAIR.facts - {Fact.ARRIVALS})),
+    }
+    given = [files.get(option, option) for option in options]
+    with pytest.raises(CommandError, match=words):
+        await asyncio.to_thread(run, "--url", server.url, "--out", "out", *given)
+    assert not server.bodies
+
+
+@pytest.mark.parametrize("option", ["--speed=0", "--closed=0", "--scale=nan", "--dispatch=later", "--export=parquet"])
+def test_wrong_usage(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Values that no option can have are wrong usage."""
+    with pytest.raises(SystemExit, match="2"):
+        run("GOOD", "--out", "out", option)
+    assert option.partition("=")[0] in capsys.readouterr().err
+
+
+async def test_a_gateway_that_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gateway that accepts connections and says nothing is given up after a moment."""
+    monkeypatch.setattr(replay_run, "PROBE_S", 0.2)
+    path = written(tmp_path / "t.jsonl", PAIR)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(CommandError, match="no answer within"):
+        await asyncio.to_thread(
+            run, path, "--url", f"http://127.0.0.1:{silent.getsockname()[1]}", "--out", tmp_path / "out"
+        )
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("answer", ["[]", '{"data": []}', "no JSON", '{"data": [{"id": 3}]}'])
+async def test_a_gateway_without_names_is_used(server: ChatServer, tmp_path: Path, answer: str) -> None:
+    """Where the gateway does not say what it serves, requests name no model."""
+    server.models_answer = answer
+    path = written(tmp_path / "t.jsonl", PAIR)
+    assert await asyncio.to_thread(run, path, "--url", server.url, "--out", tmp_path / "out") == 0
+    assert all("model" not in body for body in server.bodies.values())
