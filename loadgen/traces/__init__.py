@@ -14,7 +14,7 @@ import msgspec
 
 from loadgen.trace import Trace
 from loadgen.traces import aiperf, azure, bailian, claude_code, mooncake, superset, tracelab
-from loadgen.traces.lines import TraceError, decode, head
+from loadgen.traces.lines import TraceError, decode, first
 
 __all__ = ["FORMATS", "TraceError", "load"]
 
@@ -45,7 +45,7 @@ def load(path: Path) -> Trace:
 
 def detect(path: Path) -> Format:
     """The format of a file, by its first line. Raises TraceError."""
-    (number, text), _ = head(path)
+    number, text = first(path)
     if text.lstrip().startswith(b"{"):
         keys: Mapping[str, object] = decode(msgspec.json.Decoder(dict[str, object]), path, number, text)
     else:

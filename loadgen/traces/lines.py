@@ -6,7 +6,6 @@ import gzip
 import re
 import zlib
 from collections.abc import Iterator
-from itertools import chain
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -61,13 +60,11 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
         raise TraceError(path, number + 1, "the gzip file is cut off or damaged; expected it whole") from error
 
 
-def head(path: Path) -> tuple[tuple[int, bytes], Iterator[tuple[int, bytes]]]:
-    """The first line, and all of them. Raises TraceError, also where there is none."""
-    every = lines(path)
-    first = next(every, None)
-    if first is None:
-        raise TraceError(path, None, "the file is empty; expected a trace")
-    return first, chain([first], every)
+def first(path: Path) -> tuple[int, bytes]:
+    """The first line that is not blank, with its number. Raises TraceError, also where there is none."""
+    for line in lines(path):
+        return line
+    raise TraceError(path, None, "the file is empty; expected a trace")
 
 
 def decode(decoder: msgspec.json.Decoder[T], path: Path, number: int | None, text: bytes) -> T:
