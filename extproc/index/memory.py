@@ -14,9 +14,10 @@ from extproc.index.answers import Answers
 from extproc.model import EventReport
 
 # The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about
-# a millisecond, however many keys there are (a million: a thousand in each).
+# a millisecond, however many keys there are (a million: a thousand in each). A key's high bits say which: dictionaries
+# place their entries by the low ones, where the keys of one dictionary must differ.
 SHARDS = 1024
-SHARD = SHARDS - 1
+SHIFT = 64 - 10
 
 # Masks kept for re-use. Few sets of holders are common; what exceeds this starts afresh.
 SHARED_MASKS = 4096
@@ -70,7 +71,7 @@ class Holders:
         return sizes
 
     def _holders(self, key: int) -> int:
-        return self._shards[key & SHARD].get(key, 0) & self._live
+        return self._shards[key >> SHIFT].get(key, 0) & self._live
 
     def _explore(
         self, chain: Sequence[int], low: int, at_low: int, high: int, at_high: int, answers: list[tuple[int, int]]
@@ -114,7 +115,7 @@ class Holders:
     def _add(self, bit: int, keys: Sequence[int]) -> None:
         shards, shared, added = self._shards, self._shared, 0
         for key in keys:
-            shard = shards[key & SHARD]
+            shard = shards[key >> SHIFT]
             mask = shard.get(key)
             if mask is None:
                 shard[key] = bit
@@ -128,7 +129,7 @@ class Holders:
     def _remove(self, bit: int, keys: Sequence[int]) -> None:
         shards, shared, removed = self._shards, self._shared, 0
         for key in keys:
-            shard = shards[key & SHARD]
+            shard = shards[key >> SHIFT]
             mask = shard.get(key, 0)
             if mask & bit:
                 if mask == bit:

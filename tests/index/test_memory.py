@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import random
+
 from extproc.index import Change
 from extproc.index.memory import MAX_RESPONSES, SHARDS, Holders, MemoryIndex
 from extproc.model import EventReport, Knowledge
 
-CHAIN = tuple(range(1, 1001))
+CHAIN = tuple(random.Random(1).getrandbits(64) for _ in range(1000))
 
 
 def entries(holders: Holders) -> int:
