@@ -108,7 +108,7 @@ def test_runs_alone_give_what_rows_can_tell(tmp_path: Path) -> None:
     for policy in ("smetric", "bailian"):
         write_run(tmp_path / policy, policy)
     drawn, needs = draw(group(tmp_path))
-    assert {one.name for one in drawn} == {"reuse", "imbalance", "heatmap", "latency", "stickiness"}
+    assert {one.name for one in drawn} == {"tps", "reuse", "imbalance", "heatmap", "latency", "stickiness"}
     assert any("sweep --rate" in need for need in needs)
 
 
@@ -250,7 +250,7 @@ def test_peers_that_tell_little_are_shown_all_the_same(tmp_path: Path) -> None:
         row.update(local=None, fetched=None, instance=None, reason=None)
     (tmp_path / ROWS).write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in decoded))
     of = group(tmp_path)
-    assert names(of) == ["latency"]
+    assert names(of) == ["tps", "latency"]
     work = next(table for table in tables(of) if table.title.startswith("Work"))
     assert dict(zip(work.header, work.rows[0], strict=True))["local hits"] == "-"
     assert as_json(Material([of]))["groups"][0]["setting"]["kind"] == "replay"

@@ -1,7 +1,7 @@
 """The figures of the paper, a module a kind; each draws a group of comparable results, or nothing if they do not do.
 
-A module has NEEDS (what must be given for it) and `draw(group)`, an iterator of `Drawn`. A new kind is a new file and
-an entry in KINDS.
+A module has NEEDS (what must be given for it; empty where nobody misses it) and `draw(group)`, an iterator of `Drawn`. A
+new kind is a new file and an entry in KINDS.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from loadgen.report.figures import (
     reuse,
     sensitivity,
     stickiness,
+    tps,
     tps_rate,
 )
 from loadgen.report.figures.style import RC, Drawn
@@ -36,7 +37,18 @@ class Kind(Protocol):
         """The figures; none where the group lacks what is needed."""
 
 
-KINDS: tuple[Kind, ...] = (tps_rate, provisioning, margin, reuse, imbalance, heatmap, latency, stickiness, sensitivity)
+KINDS: tuple[Kind, ...] = (
+    tps,
+    tps_rate,
+    provisioning,
+    margin,
+    reuse,
+    imbalance,
+    heatmap,
+    latency,
+    stickiness,
+    sensitivity,
+)
 
 
 def draw(group: Group) -> tuple[list[Drawn], list[str]]:
@@ -46,7 +58,7 @@ def draw(group: Group) -> tuple[list[Drawn], list[str]]:
         for kind in KINDS:
             found = list(kind.draw(group))
             drawn += found
-            needs += [] if found else [kind.NEEDS]
+            needs += [kind.NEEDS] if kind.NEEDS and not found else []
     return drawn, needs
 
 
