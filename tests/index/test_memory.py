@@ -8,7 +8,8 @@ from extproc.index import Change
 from extproc.index.memory import MAX_RESPONSES, SHARDS, Holders, MemoryIndex
 from extproc.model import EventReport, Knowledge
 
-CHAIN = tuple(random.Random(1).getrandbits(64) for _ in range(1000))
+_random = random.Random(1)
+CHAIN = tuple(_random.getrandbits(64) for _ in range(1000))
 
 
 def entries(holders: Holders) -> int:
