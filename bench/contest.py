@@ -2,8 +2,8 @@
 
 Times are the model's: engines and clients run `1 / time_scale` times as fast as the model says, and the rows that are
 kept are stretched again. What is not simulated, Envoy, routers, HTTP and tokenisers, takes its real time, and so counts
-`1 / time_scale` times as much as it would. Lengths are `length_scale` of the profile's, with a model whose tokens are as
-much slower (`30b-h20-quarter`), so that two cores can tokenise for all engines.
+`1 / time_scale` times as much as it would. Lengths are `length_scale` of the profile's, with a model whose tokens stand
+for as many (`30b-h20-quarter`), so that two cores can tokenise for all engines.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Setting:
     local_tokens: int = 70_000  # an engine's cache
     time_scale: float = 0.25
     profile: str = "paper-trace-1"
-    rate: float = 2.0  # requests a second of the whole cluster, once as many sessions begin as end
+    rate: float = 1.5  # requests a second of the whole cluster, once as many sessions begin as end
     seconds: float = 1_200.0
     warmup: float = 240.0
     seed: int = 1
@@ -66,8 +66,9 @@ class Setting:
 
     @property
     def slo(self) -> Slo:
-        """The paper's, whose time to first token is linear in the tokens of the original."""
-        return Slo(ttft_per_token_s=Slo().ttft_per_token_s / self.length_scale)
+        """The paper's, for tokens that stand for more than one."""
+        paper = Slo()
+        return Slo(paper.ttft_s, paper.ttft_per_token_s / self.length_scale, paper.tpot_s / self.length_scale)
 
     @property
     def names(self) -> list[str]:
@@ -209,6 +210,7 @@ def _info(setting: Setting, kind: str, label: str, policy: str | Peer) -> RunInf
             "time_scale": setting.time_scale,
             "length_scale": setting.length_scale,
             "slo_ttft_per_token_s": setting.slo.ttft_per_token_s,
+            "slo_tpot_s": setting.slo.tpot_s,
             "dispatch": Dispatch.TRACE.value,
         },
     )

@@ -27,7 +27,7 @@ POLICIES = "smetric,least-loaded,bailian"
 # The best of `--tune`, in docs/live-check.md.
 PEERS = (Peer("vllm-router"), Peer("smg"))
 TUNED = {  # of each peer; one is varied at a time, from the best so far
-    "balance-abs-threshold": (64, 16, 8, 4, 2),  # the first of each is the default of both
+    "balance-abs-threshold": (64, 8, 2),  # the first of each is the default of both
     "cache-threshold": (0.3, 0.6, 0.8),
     "balance-rel-threshold": (1.5, 1.1),
 }

@@ -113,16 +113,16 @@ PROFILES: dict[str, Profile] = {
         capacity=600_000,
         overhead=0.020,
     ),
-    # 30b-h20 with tokens that stand for four: a workload with a quarter of the lengths takes as long to prefill, and
-    # fills its cache as far, but the machine that plays the engines has a quarter of the text to tokenise.
+    # 30b-h20 with tokens that stand for four, in prefill, in decode and in the cache: a workload with a quarter of the
+    # lengths takes as long and fills the cache as far, and whoever plays the engines has a quarter of it to tokenise.
     "30b-h20-quarter": Profile(
-        fixed=4.0e-3,
+        fixed=4 * 4.0e-3,
         per_token=4 * 47.9e-6,
         per_pair=16 * 5.54e-9,
         dense_weights=2.46 * GB,
         expert_weights=57.98 * GB,
-        weight_rate=3600 * GB,
-        kv_rate=3700 * GB,
+        weight_rate=3600 / 4 * GB,
+        kv_rate=3700 / 4 * GB,
         kv_per_token=4 * 98_304,
         capacity=70_000,
         overhead=0.020,
