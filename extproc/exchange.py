@@ -20,191 +20,41 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from enum import Enum
 from http import HTTPStatus
 from typing import ClassVar
 
 from extproc.admission import Subset
 from extproc.errors import ExtProcError
+from extproc.messages import (
+    BodyMode,
+    Continue,
+    Decide,
+    Event,
+    Extend,
+    Immediate,
+    OutOfTime,
+    Output,
+    Phase,
+    Prefill,
+    Prefilled,
+    RequestBody,
+    RequestHeaders,
+    RequestTrailers,
+    ResponseBody,
+    ResponseHeaders,
+    ResponseTrailers,
+    Routing,
+    Seen,
+    Streamed,
+)
 from extproc.model import Reason
 
 CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
 # What is collected of a FULL_DUPLEX_STREAMED body, on which Envoy sets no limit: what the buffer limit of the shipped
 # configuration lets through in the other modes.
 MAX_BODY = 64 * 1024 * 1024
-
-
-class BodyMode(Enum):
-    """How Envoy sends a body (`protocol_config`). UNKNOWN: an Envoy too old to say; taken for BUFFERED."""
-
-    UNKNOWN = "UNKNOWN"
-    NONE = "NONE"
-    STREAMED = "STREAMED"
-    BUFFERED = "BUFFERED"
-    BUFFERED_PARTIAL = "BUFFERED_PARTIAL"
-    FULL_DUPLEX_STREAMED = "FULL_DUPLEX_STREAMED"
-
-
-# Envoy's messages
-
-
-@dataclass(frozen=True, slots=True)
-class RequestHeaders:
-    """The first message of a stream. `headers` has lower-case names; repeated headers are joined by commas."""
-
-    headers: Mapping[str, str]
-    end_of_stream: bool = False
-    request_body_mode: BodyMode = BodyMode.UNKNOWN
-    response_body_mode: BodyMode = BodyMode.UNKNOWN
-    subset: Subset | None = None  # the gateway's hint: choose among these; None where there is no hint
-
-
-@dataclass(frozen=True, slots=True)
-class RequestBody:
-    """A piece of the request body, or all of it."""
-
-    data: bytes
-    end_of_stream: bool
-    subset: Subset | None = None  # as in RequestHeaders: Envoy repeats it, and headers may not be sent
-
-
-@dataclass(frozen=True, slots=True)
-class RequestTrailers:
-    """The end of a request that has trailers."""
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseHeaders:
-    """The engine has answered. `served` is the "ip:port" that Envoy reached, None where Envoy does not say."""
-
-    headers: Mapping[str, str]
-    end_of_stream: bool = False
-    served: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseBody:
-    """A piece of the response body; only where an operator asks Envoy to send it."""
-
-    data: bytes
-    end_of_stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class ResponseTrailers:
-    """The end of a response that has trailers."""
-
-
-@dataclass(frozen=True, slots=True)
-class OutOfTime:
-    """No message of Envoy's: the caller waited long enough for the body that it is `collecting`."""
-
-
-Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers | OutOfTime
-
-
-# Outputs
-
-
-@dataclass(frozen=True, slots=True)
-class Routing:
-    """What a decision changes: request headers to set and to remove, and dynamic metadata by namespace.
-
-    `new_route` makes Envoy choose the route again, by the headers as they are then.
-    """
-
-    set_headers: Mapping[str, str] = field(default_factory=dict)
-    remove_headers: tuple[str, ...] = ()
-    metadata: Mapping[str, Mapping[str, str | float]] = field(default_factory=dict)
-    new_route: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Decide:
-    """A destination is needed. `body` is None where none can be had, and then `degraded` says why."""
-
-    headers: Mapping[str, str]
-    body: bytes | None
-    degraded: Reason | None = None
-    subset: Subset | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Prefill:
-    """The prompt shall be computed elsewhere before the request goes on (disaggregation in `filter` mode)."""
-
-    headers: Mapping[str, str]
-    body: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Prefilled:
-    """The engine has answered with this status: prefill is over. `served` as in ResponseHeaders."""
-
-    status: str
-    served: str | None
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """A piece of the response, as long as the exchange is `watching`."""
-
-    data: bytes
-
-
-class Phase(Enum):
-    """Which message an answer answers."""
-
-    REQUEST_HEADERS = "request_headers"
-    REQUEST_BODY = "request_body"
-    REQUEST_TRAILERS = "request_trailers"
-    RESPONSE_HEADERS = "response_headers"
-    RESPONSE_BODY = "response_body"
-    RESPONSE_TRAILERS = "response_trailers"
-
-
-@dataclass(frozen=True, slots=True)
-class Continue:
-    """Let the message pass; `routing` says what the decision changes on it, `body` replaces the request's.
-
-    `show_response` asks Envoy for the response's body, which it sends where the operator lets us (allow_mode_override).
-    """
-
-    phase: Phase
-    routing: Routing | None = None
-    body: bytes | None = None
-    show_response: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Streamed:
-    """A piece of body given back to Envoy, which forgets whatever is not (FULL_DUPLEX_STREAMED)."""
-
-    phase: Phase
-    data: bytes
-    end_of_stream: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Extend:
-    """Ask Envoy to wait longer for the answer that is due; it grants at most its `max_message_timeout`."""
-
-    timeout_ms: int
-
-
-@dataclass(frozen=True, slots=True)
-class Immediate:
-    """Answer the client ourselves."""
-
-    status: int
-    body: bytes
-    routing: Routing
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-Answer = Continue | Streamed | Extend | Immediate
-Output = Decide | Prefill | Prefilled | Seen | Answer
 
 
 class ProtocolViolation(Exception):

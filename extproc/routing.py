@@ -7,7 +7,7 @@ the metadata steers, because a client can send the header too; it is overwritten
 
 from __future__ import annotations
 
-from extproc.exchange import Routing
+from extproc.messages import Routing
 from extproc.model import Choice, Reason
 
 DESTINATION = "x-gateway-destination-endpoint"

@@ -22,18 +22,8 @@ from extproc import disaggregation, metrics, routing, tls, wire
 from extproc.admission import Subset
 from extproc.config import RouteSettings
 from extproc.errors import BodyTimeout, NoInstance, Shed
-from extproc.exchange import (
-    Answer,
-    Decide,
-    Event,
-    Exchange,
-    OutOfTime,
-    Output,
-    Prefill,
-    Prefilled,
-    ProtocolViolation,
-    Seen,
-)
+from extproc.exchange import Exchange, ProtocolViolation
+from extproc.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
 from extproc.model import Disaggregation, Reason
 from extproc.pools import Pool
 from extproc.prefill import Outcome, Prefiller, PrefillFailed

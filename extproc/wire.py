@@ -1,4 +1,4 @@
-"""Envoy's ext_proc messages as protobuf: bytes to `exchange` events, `exchange` answers to bytes.
+"""Envoy's ext_proc messages as protobuf: bytes to `messages`, and answers to bytes.
 
 The only file that knows protobuf. It uses xds-protos (Google's C implementation, 10 us for a 400 KB body), which has no
 type stubs; nothing of it leaves this file.
@@ -11,9 +11,9 @@ from typing import Any
 
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
-from extproc import exchange
+from extproc import messages
 from extproc.admission import Subset
-from extproc.exchange import Answer, BodyMode, Continue, Event, Extend, Immediate, Phase, Routing, Streamed
+from extproc.messages import Answer, BodyMode, Continue, Event, Extend, Immediate, Phase, Routing, Streamed
 from extproc.routing import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -38,7 +38,7 @@ def decode(data: bytes) -> Event:
     if kind == "request_headers":
         unknown = not message.HasField("protocol_config")
         config = message.protocol_config
-        return exchange.RequestHeaders(
+        return messages.RequestHeaders(
             _headers(message.request_headers),
             message.request_headers.end_of_stream,
             BodyMode.UNKNOWN if unknown else _MODES.get(config.request_body_mode, BodyMode.NONE),
@@ -46,16 +46,16 @@ def decode(data: bytes) -> Event:
             _subset(message),
         )
     if kind == "request_body":
-        return exchange.RequestBody(message.request_body.body, message.request_body.end_of_stream, _subset(message))
+        return messages.RequestBody(message.request_body.body, message.request_body.end_of_stream, _subset(message))
     if kind == "request_trailers":
-        return exchange.RequestTrailers()
+        return messages.RequestTrailers()
     if kind == "response_headers":
         headers = message.response_headers
-        return exchange.ResponseHeaders(_headers(headers), headers.end_of_stream, _served(message))
+        return messages.ResponseHeaders(_headers(headers), headers.end_of_stream, _served(message))
     if kind == "response_body":
-        return exchange.ResponseBody(message.response_body.body, message.response_body.end_of_stream)
+        return messages.ResponseBody(message.response_body.body, message.response_body.end_of_stream)
     if kind == "response_trailers":
-        return exchange.ResponseTrailers()
+        return messages.ResponseTrailers()
     raise ValueError(f"a ProcessingRequest without a known message: {kind}")
 
 

@@ -10,13 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.errors import NoInstance
-from extproc.exchange import (
-    CHUNK,
+from extproc.exchange import CHUNK, Exchange, ProtocolViolation, State
+from extproc.messages import (
     BodyMode,
     Continue,
     Decide,
     Event,
-    Exchange,
     Extend,
     Immediate,
     OutOfTime,
@@ -24,7 +23,6 @@ from extproc.exchange import (
     Phase,
     Prefill,
     Prefilled,
-    ProtocolViolation,
     RequestBody,
     RequestHeaders,
     RequestTrailers,
@@ -32,7 +30,6 @@ from extproc.exchange import (
     ResponseHeaders,
     ResponseTrailers,
     Routing,
-    State,
     Streamed,
 )
 from extproc.model import Reason

@@ -14,9 +14,9 @@ from aiohttp.test_utils import TestServer
 
 from extproc import metrics
 from extproc.config import RouteSettings
-from extproc.exchange import Answer, BodyMode, Continue, Event, Extend, Phase, RequestBody, RequestHeaders, Streamed
 from extproc.index.memory import MemoryIndex
 from extproc.loads import Loads
+from extproc.messages import Answer, BodyMode, Continue, Event, Extend, Phase, RequestBody, RequestHeaders, Streamed
 from extproc.model import Disaggregation, Instance, Role
 from extproc.pools import Pool
 from extproc.prefill import MAX_ANSWER_BYTES, Prefiller

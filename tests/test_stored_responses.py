@@ -11,10 +11,13 @@ from extproc import routing, wire
 from extproc.admission import Admission
 from extproc.config import RouteSettings
 from extproc.errors import IndexUnavailable
-from extproc.exchange import (
+from extproc.exchange import Exchange
+from extproc.index import Change
+from extproc.index.memory import MemoryIndex
+from extproc.loads import Loads
+from extproc.messages import (
     BodyMode,
     Continue,
-    Exchange,
     Phase,
     Prefilled,
     RequestBody,
@@ -25,9 +28,6 @@ from extproc.exchange import (
     Seen,
     Streamed,
 )
-from extproc.index import Change
-from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
 from extproc.model import Instance, Reason
 from extproc.pools import Pool
 from extproc.prompt import PlainRenderer

@@ -7,7 +7,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from google.protobuf import json_format
 
 from extproc import wire
-from extproc.exchange import (
+from extproc.messages import (
     BodyMode,
     Continue,
     Extend,
