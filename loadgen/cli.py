@@ -16,6 +16,7 @@ from loadgen.commands import INTERRUPTED, CommandError
 
 COMMANDS = {
     "study": "what a recorded or generated workload reuses, and how evenly it could be spread",
+    "generate": "synthetic agent sessions by a seed, or recorded ones at another rate; with text for live replay",
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
     "simulate": "a cluster on a virtual clock, with the product's own router",
     "sweep": "many simulations over all cores, and the maximum TPS within SLO of each policy",

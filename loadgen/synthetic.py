@@ -20,15 +20,12 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from loadgen.profiles import Profile, Spread, mean_requests, whole
+from loadgen.profiles import Profile, Spread, mean_requests, mean_whole, whole
 from loadgen.trace import Runs, Trace, TraceRequest, Trigger, cut
 
 OVERHEAD_S = 0.03  # seconds of a request, whatever its length: of the order of the measured 0.027 of a cold prefill
 PREFILL_S = 60e-6  # seconds a token: the 30B model on one H20 at a prompt of some thousand tokens
 DECODE_S = 0.020  # seconds a token: two thirds of the paper's limit of 30 ms
-
-# Sessions are drawn from so long before time 0: what is older holds under 1 % of the requests.
-LOOKBACK_S = 8 * 3600.0
 
 
 def generate(profile: Profile, *, rate: float, seconds: float, seed: int, block_size: int = 64) -> Trace:
@@ -43,7 +40,7 @@ def generate(profile: Profile, *, rate: float, seconds: float, seed: int, block_
     arrivals = random.Random(f"{seed}/arrivals")
     sessions = _Sessions(profile, block_size, 0.0, seconds)
     per_second = rate / mean_requests(profile)
-    at = arrivals.expovariate(per_second) - LOOKBACK_S
+    at = arrivals.expovariate(per_second) - profile.lookback_s
     number = 0
     while at < seconds:
         sessions.add(seed, number, at)
@@ -123,6 +120,7 @@ class _Sessions:
         self._names = _Names(profile, block_size)
         self._start = start
         self._end = end
+        self._forks = profile.forks / mean_whole(profile.turns)  # chance a turn
         self._kept: list[TraceRequest] = []
 
     def trace(self) -> Trace:
@@ -139,8 +137,7 @@ class _Sessions:
             self._walk(rng, f"s{number}", context, 1, profile.single, began)
             return
         turns = whole(profile.turns, rng)
-        fork = rng.randrange(turns) if rng.random() < profile.forking else None
-        self._walk(rng, f"s{number}", context, turns, profile.first, began, fork_at=fork)
+        self._walk(rng, f"s{number}", context, turns, profile.first, began, forks=self._forks)
 
     def _opening(self, pick: float) -> _Context:
         """A context with nothing but a system prompt: a shared one or, for a high `pick`, one of its own."""
@@ -164,9 +161,12 @@ class _Sessions:
         *,
         parent: str | None = None,
         gap: float | None = None,
-        fork_at: int | None = None,
+        forks: float = 0.0,
     ) -> None:
-        """One session's requests, the first with a text out of `opening`; `context` is used up."""
+        """One session's requests, the first with a text out of `opening`, forking at a chance of `forks` a turn.
+
+        `context` is used up.
+        """
         profile = self._profile
         trigger = Trigger.AGENT if context.replies else Trigger.USER
         for index in range(turns):
@@ -206,15 +206,15 @@ class _Sessions:
             context.tokens = context.known = prompt + output
             context.replies.append(context.tokens)
             ended = arrival + duration
-            if index == fork_at:
-                self._fork(rng, session, context, parent, ended)
+            if forks and rng.random() < forks:
+                self._fork(rng, f"{session}.{index}", context, parent, ended)
             user = rng.random() < profile.user
             trigger = Trigger.USER if user else Trigger.AGENT
             gap = (profile.user_gap if user else profile.agent_gap).draw(rng)
             arrival = ended + gap
 
     def _fork(self, rng: random.Random, session: str, context: _Context, parent: str | None, ended: float) -> None:
-        """Children that go on from a part of the context, one reply at least; what they draw leaves their parent's luck alone."""
+        """Children that go on from a part of the context, one reply at least. They leave their parent's draws alone."""
         profile = self._profile
         seed = rng.random()
         for number in range(1, rng.randint(1, profile.children) + 1):
