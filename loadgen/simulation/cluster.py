@@ -172,9 +172,10 @@ class _Cluster:
         self._at(step.ends, partial(self._end_step, instance, number))
 
     def _end_step(self, instance: SimulatedInstance, number: int) -> None:
-        expected, step = self._steps[instance.name]
-        if number != expected:
+        under_way = self._steps.get(instance.name)
+        if under_way is None or number != under_way[0]:
             return  # it was interrupted, and has ended sooner
+        step = under_way[1]
         sampled = instance.finish(step)
         self._gateway.learn(instance.name, step.events)
         self._gateway.learn(instance.name, instance.take_events())

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Coroutine, Sequence
+from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from extproc.config.settings import RouteSettings
@@ -39,7 +40,7 @@ class Gateway:
     def __init__(self, scenario: Scenario, names: Sequence[str], block_size: int, blocks: int) -> None:
         """For instances of these names, with caches of `blocks` blocks of `block_size` tokens."""
         self._index = MemoryIndex()
-        self._router = Router(self._index, Loads(), random.Random(scenario.seed).getrandbits(64).__index__)
+        self._router = Router(self._index, Loads(), partial(random.Random(scenario.seed).getrandbits, 64))
         routed = scenario.index is IndexView.ROUTED
         self._pool = Pool(
             POOL,

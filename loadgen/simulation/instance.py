@@ -44,7 +44,7 @@ class SimulatedTask(Task):
     traced: TraceRequest
     row: Row
     blocks: int = 0  # held
-    nameless: int = 0  # of these, what others computed too
+    nameless: int = 0  # of these, what others compute too
     fetched: int = 0  # tokens of the prompt that came from the global tier
 
 
@@ -123,8 +123,8 @@ class SimulatedInstance(Scheduler[SimulatedTask, Event]):
                 self._pending.append(Removed(evicted))
         full = task.computed // self._block_size
         if full > task.stored:
-            stored = self._cache.store(task.keys[task.stored : full])
-            task.nameless += full - task.stored - len(stored)
+            stored, nameless = self._cache.store(task.keys[task.stored : full])
+            task.nameless += nameless
             task.stored = full
             if stored:
                 self._pending.append(Stored(stored))

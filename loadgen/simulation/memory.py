@@ -17,8 +17,8 @@ from loadgen.simulation.keys import KeyArray
 class LocalCache:
     """The KV cache of one instance: `capacity` blocks, over keys from 0 to `keys`.
 
-    Unlike in vLLM a key has one copy: who computes what another computes at the same time holds a nameless block beside
-    it, which is gone when it is given back.
+    Unlike in vLLM a key has one copy: who computes what another uses holds a nameless block beside it, which is gone
+    when it is given back; who computes what is held unused takes it over, in place of a block of its own.
     """
 
     def __init__(self, capacity: int, keys: int) -> None:
@@ -69,17 +69,21 @@ class LocalCache:
             needed -= len(taken)
         return evicted
 
-    def store(self, keys: KeyArray) -> list[int]:
-        """Let keys find nameless blocks, whose user uses them from here on; those that were not held before."""
+    def store(self, keys: KeyArray) -> tuple[list[int], int]:
+        """Let keys find nameless blocks, whose user uses the keys from here on.
+
+        Returns the keys that were not held before, and how many of the blocks stay nameless.
+        """
         state = self._state[keys]
         new = state == 0
         count = int(np.count_nonzero(new))
-        self._used += int(np.count_nonzero(state <= 1))
-        self._state[keys] = state + 1 + new
+        named = int(np.count_nonzero(state <= 1))
+        self._used += named
+        self._nameless -= named
         self._held += count
-        self._nameless -= count
+        self._state[keys] = state + 1 + new
         fresh: list[int] = (keys if count == len(keys) else keys[new]).tolist()
-        return fresh
+        return fresh, len(keys) - named
 
     def release(self, chain: KeyArray, nameless: int) -> None:
         """Give back one use of each key of a chain, and nameless blocks."""
