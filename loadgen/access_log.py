@@ -66,7 +66,7 @@ def merge(directory: Path, log: Path, tag: str, *, start: int = 0) -> tuple[int,
 def _decisions(log: Path, tag: str, start: int) -> Iterator[tuple[str, Decision | None]]:
     """By request id. Lines of others, and of other formats, are passed over."""
     decoder = msgspec.json.Decoder(_Line)
-    mark = tag.encode()
+    mark = f"?request={tag}/".encode()
     with log.open("rb") as lines:
         lines.seek(start)
         for text in lines:
@@ -77,8 +77,7 @@ def _decisions(log: Path, tag: str, start: int) -> Iterator[tuple[str, Decision 
             except msgspec.DecodeError:
                 continue
             (name, *_) = parse_qs(urlsplit(line.path).query).get("request", [""])
-            if name.startswith(f"{tag}/"):
-                yield name.removeprefix(f"{tag}/"), line.smetric
+            yield name.removeprefix(f"{tag}/"), line.smetric
 
 
 def _fill(row: Row, decision: Decision) -> None:

@@ -16,16 +16,20 @@ from loadgen.streaming import CHAT
 from loadgen.trace import TraceRequest, Trigger
 
 REPLY = ({"role": "assistant", "content": ""}, {"content": " so"}, {"content": " be"}, {"content": " it"})
+USED = 4  # tokens of any reply, the end of the turn included
 INSTANCE = "10.0.0.1:8000"
 
 
 class Words:
-    """A script that says each request's id. A compaction keeps the system prompt, a fork what its text says to keep."""
+    """A script that says each request's id. A compaction keeps the system prompt, `keep` says otherwise by id."""
 
     def __init__(self, keep: Mapping[str, int] | None = None) -> None:
         self._keep = keep or {}
+        self._asked: set[str | None] = {None}
 
     def ask(self, request: TraceRequest) -> Ask:
+        assert request.parent in self._asked, "a parent must be asked for before its children"
+        self._asked.add(request.id)
         said = {"role": "user", "content": request.id}
         if request.parent is None:
             return Ask(0, [{"role": "system", "content": "system"}, said])
@@ -37,8 +41,9 @@ class ChatServer:
     """`bodies` and `paths` by the last words of the chat, which are the id of the request where `Words` said them.
 
     The test sets: `reply` (deltas, by id, REPLY where it says nothing), `status` (by id, else `default_status`), `cut`
-    (ids whose answer ends in the middle), `held` (ids whose answer never ends), `hold_s` (how long an answer takes),
-    `models_answer`, and `on_ask`, which hears the path of each request.
+    (ids whose answer ends in the middle), `held` (ids whose answer never ends), `hold_s` (until an answer's headers),
+    `think_s` (from there to its first token), `models_answer`, `models_status`, and `on_ask`, which hears the path of
+    each request.
     """
 
     def __init__(self) -> None:
@@ -50,10 +55,11 @@ class ChatServer:
         self.default_status = 200
         self.cut: set[str] = set()
         self.held: set[str] = set()
-        self.hold_s = 0.0
+        self.hold_s = self.think_s = 0.0
         self.open: set[str] = set()
         self.most_open: set[str] = set()
         self.models_answer = '{"data": [{"id": "tiny"}]}'
+        self.models_status = 200
         self.on_ask: Callable[[str], None] = lambda path: None
         self.url = ""
 
@@ -62,7 +68,7 @@ class ChatServer:
         return [message["content"] or "" for message in self.bodies[name]["messages"]]
 
     async def models(self, _request: web.Request) -> web.Response:
-        return web.Response(text=self.models_answer)
+        return web.Response(text=self.models_answer, status=self.models_status)
 
     async def answer(self, request: web.Request) -> web.StreamResponse:
         body = json.loads(await request.read())
@@ -83,9 +89,11 @@ class ChatServer:
     async def _stream(self, request: web.Request, name: str, messages: int) -> web.StreamResponse:
         response = web.StreamResponse(headers={"x-engine": INSTANCE})
         await response.prepare(request)
+        await response.write(b": no token yet\n\n")
+        await asyncio.sleep(self.think_s)
         usage = {
             "prompt_tokens": 10 * messages,
-            "completion_tokens": 3,
+            "completion_tokens": USED,
             "prompt_tokens_details": {"cached_tokens": 10 * messages - 10},
         }
         for delta in self.reply.get(name, REPLY):

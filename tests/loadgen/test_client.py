@@ -139,6 +139,14 @@ async def test_failures_are_recorded_and_end_the_session(
         assert one.status == status
 
 
+async def test_a_stream_may_end_without_a_newline(script: tuple[Script, str]) -> None:
+    """What stands after the last newline of a stream counts."""
+    server, url = script
+    server.answers, server.ending = [[{"content": " word"}]], b"data: [DONE]"
+    (record,) = await client.run(url, workload.sessions(1, 1, 100))
+    assert record.ok
+
+
 async def test_whole_answers_are_understood(script: tuple[Script, str]) -> None:
     """Without streaming, text and tool calls go into the history too, usage into the record; and junk is an error."""
     server, url = script
