@@ -100,11 +100,21 @@ class SimulatedInstance(Scheduler[SimulatedTask, Event]):
         task.blocks = task.stored = found
         task.computed = task.hit = found * self._block_size
         self._promised += size - found
+        task.ready = self._arrival(usable[:found], now)
         if self._tier is not None and (fetched := self._tier.prefix(usable[found:])):
             task.fetched = fetched * self._block_size
             self._compute(task, task.fetched)
             self._wait(task, now)
         return True
+
+    def _arrival(self, found: KeyArray, now: float) -> float:
+        """When the last of these keys is there: some may be on their way for another task."""
+        arrival = 0.0
+        for task in self.running:
+            first = task.hit // self._block_size
+            if task.ready > now and task.fetched and first < len(found) and found[first] == task.keys[first]:
+                arrival = max(arrival, task.ready)
+        return arrival
 
     def _wait(self, task: SimulatedTask, now: float) -> None:
         seconds = FETCH_S + task.fetched / self._rate

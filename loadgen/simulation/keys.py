@@ -1,7 +1,8 @@
 """From the names of a trace's blocks to the keys under which an instance caches a request's prompt and reply.
 
 A name stands for a block and all before it, so a coarser cache takes every n-th name. A reply's blocks have the names
-that the next turn's prompt shows at their place; what no later prompt shows is named by nothing else.
+that the next turn's prompt shows at their place, up to the end of the last reply in it; what no later prompt shows is
+named by nothing else.
 
 Keys are small and dense, 0 to `count`, so that a cache can be an array.
 """
@@ -9,7 +10,7 @@ Keys are small and dense, 0 to `count`, so that a cache can be an array.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -28,9 +29,7 @@ class Keys:
         if rest or not self._every:
             raise ValueError(f"block size {block_size} is no multiple of the trace's, {trace.block_size} tokens")
         self._block_size = block_size
-        self._next: Mapping[str, Runs] = {
-            request.parent: request.blocks for request in reversed(trace.requests) if request.parent is not None
-        }
+        self._next = _next(trace.requests)
         self._starts, self._offsets, self._nameless = _dense(request.blocks for request in trace.requests)
         spare = sum(request.output // block_size + 2 for request in trace.requests)
         padding = sum(max(0, request.input // trace.block_size - _length(request)) for request in trace.requests)
@@ -42,7 +41,7 @@ class Keys:
         whole = (request.input + request.output - 1) // self._block_size
         keys = self._keys(request.blocks, prompt)
         if len(keys) == prompt and (after := self._next.get(request.id)):
-            following = self._keys(after, whole)
+            following = self._keys(after.blocks, min(whole, _replies_end(after) // self._block_size))
             if not prompt or (len(following) >= prompt and following[prompt - 1] == keys[-1]):
                 keys = following
         missing = whole - len(keys)
@@ -61,6 +60,21 @@ class Keys:
         if not parts:
             return np.empty(0, np.int32)
         return np.concatenate(parts)[self._every - 1 :: self._every]
+
+
+def _next(requests: Sequence[TraceRequest]) -> Mapping[str | None, TraceRequest]:
+    """By id of a request the one that goes on from it: the next of its session, else the first that forked there."""
+    sessions = {request.id: request.session for request in requests}
+    children = [request for request in reversed(requests) if request.parent is not None]  # of several the first stays
+    forks = {child.parent: child for child in children}
+    return forks | {child.parent: child for child in children if child.session == sessions.get(child.parent or "")}
+
+
+def _replies_end(request: TraceRequest) -> int:
+    """Up to where a prompt may show replies, in tokens."""
+    if not request.turn:
+        return 0
+    return request.history or request.input  # a turn without a history: the trace does not say
 
 
 def _length(request: TraceRequest) -> int:

@@ -29,8 +29,9 @@ def workload(scenario: Scenario) -> Trace:
     if scenario.workload in PROFILES:
         profile = PROFILES[scenario.workload]
         return generate(profile, rate=scenario.rate, seconds=seconds, seed=scenario.seed)
-    fits = scenario.local_tokens or MODELS[scenario.model].capacity
     recorded = _recorded(Path(scenario.workload))
+    local = scenario.local_tokens or MODELS[scenario.model].capacity
+    fits = local - local % (scenario.block_size or recorded.block_size)
     return arrange(recorded, rate=scenario.rate, seconds=seconds, seed=scenario.seed, max_input=fits)
 
 
