@@ -29,6 +29,10 @@ example: an engine that a router can follow, and a question to it
   curl -s localhost:8000/v1/chat/completions -H 'content-type: application/json' \\
        -d '{"messages": [{"role": "user", "content": "hello"}], "max_tokens": 8}'
 
+example: the 30B model on an H20, ten times as fast, with a third of the cache that there is room for
+
+  python -m loadgen engine --profile 30b-h20 --time-scale 0.1 --blocks 6000
+
 endpoints: POST /v1/chat/completions /v1/chat/completions/render /tokenize /reset_prefix_cache, and more (docs/apis.md);
 GET /health /metrics /v1/models
 """
