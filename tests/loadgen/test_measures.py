@@ -169,6 +169,15 @@ def test_stickiness_knows_first_turns_of_the_warm_up() -> None:
     assert stickiness(rows, (60.0, 180.0)) == (1.0, 1.0)
 
 
+def test_stickiness_is_that_of_the_window() -> None:
+    """Follow-ups that were due in the warm-up, or after the window, are not counted."""
+    rows = [
+        row(due_s=time, turn=turn, instance=place)
+        for turn, (time, place) in enumerate(zip((10.0, 50.0, 70.0, 190.0), ("a", "b", "a", "b"), strict=True))
+    ]
+    assert stickiness(rows, (60.0, 180.0)) == (1.0, 0.0)
+
+
 def test_sessions_are_not_mixed() -> None:
     """Stickiness compares requests of one session only."""
     rows = [row(due_s=60.0, instance="a", session="x"), row(due_s=61.0, turn=1, instance="a", session="y")]
@@ -180,6 +189,7 @@ def test_quantiles_are_values_that_occurred() -> None:
     points = quantiles(range(1, 101))
     assert (points.p50, points.p75, points.p90, points.p95, points.p99, points.max) == (50, 75, 90, 95, 99, 100)
     assert points.mean == 50.5
+    assert quantiles([1, 2, 3]).p50 == 2
 
 
 def test_measures_survive_json() -> None:

@@ -97,10 +97,11 @@ def test_the_tables_hold_the_measures(full: Path) -> None:
 
 def test_a_simulation_that_kept_its_rows_counts_once(full: Path) -> None:
     """The sweep's line and the run's directory are the same simulation; the one with rows is taken."""
-    both = read([full / "sweep", full / "runs"])
-    assert len(both.groups) == 1
-    assert len(both.groups[0].points) == len(group(full / "sweep").points)
-    assert sum(point.trail is not None for point in both.groups[0].points) == 2
+    for paths in ([full / "sweep", full / "runs"], [full / "runs", full / "sweep"]):
+        both = read(paths)
+        assert len(both.groups) == 1
+        assert len(both.groups[0].points) == len(group(full / "sweep").points)
+        assert sum(point.trail is not None for point in both.groups[0].points) == 2
 
 
 def test_runs_alone_give_what_rows_can_tell(tmp_path: Path) -> None:
@@ -265,9 +266,11 @@ def test_the_defaults_of_scenarios_and_runs_agree(tmp_path: Path) -> None:
     assert len(read([tmp_path]).groups) == 1
 
 
-def test_margins_are_over_rates_that_both_have(tmp_path: Path) -> None:
+@pytest.mark.parametrize("more", [{}, {"overload": 3.0}])
+def test_margins_are_over_rates_that_both_have(tmp_path: Path, more: dict[str, float]) -> None:
     """Options tried at one rate are compared there, not with another policy's best at a rate that they never saw."""
-    write_sweep(tmp_path, [scenario(rate=1.0), scenario(rate=4.0), scenario(options={"overload": 3.0}, rate=1.0)])
+    slow = [scenario(options=given, rate=1.0) for given in ({}, {"overload": 3.0})]
+    write_sweep(tmp_path, [*slow, scenario(options=more, rate=4.0)])
     of = group(tmp_path)
     (row,) = [row for row in next(iter(tables(of))).rows if row[0] == "smetric overload=3"]
     low, other = (
