@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from loadgen.client import Record
+from loadgen.measures import nearest_rank
 
 WINDOW = 5.0  # seconds
 
@@ -49,8 +50,7 @@ def summarise(records: Sequence[Record], instances: Sequence[str]) -> Summary:
 
 def percentile(values: Iterable[float], share: float) -> float:
     """The smallest value that `share` of the values do not exceed (nearest rank); nan of none."""
-    ordered = sorted(values)
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)] if ordered else math.nan
+    return nearest_rank(sorted(values), share)
 
 
 def _stickiness(records: Sequence[Record]) -> float:
