@@ -72,7 +72,7 @@ class RunInfo(msgspec.Struct, kw_only=True):
     policy: str
     options: Mapping[str, float] = {}
     workload: str
-    rate: float  # offered sessions a second, or the factor of a recorded trace
+    rate: float  # requests a second that were offered; of a replayed recording, the factor of its speed
     seed: int
     instances: Sequence[str]  # names, idle ones included
     window: tuple[float, float]  # seconds
