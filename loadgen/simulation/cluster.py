@@ -61,7 +61,8 @@ class _Cluster:
         self._colocated = scenario.layout is Layout.COLOCATED
         self._block_size = block_size
         self._overhead = profile.overhead
-        self._ends = scenario.warmup_s + scenario.measure_s + DRAIN_S
+        self._window_ends = scenario.warmup_s + scenario.measure_s
+        self._open = 0  # requests due before that, which have not ended
         try:
             self._keys = Keys(trace, block_size)
         except ValueError as error:
@@ -99,7 +100,8 @@ class _Cluster:
         """Process events in the order of their times."""
         heap = self._heap
         told = 0.0
-        while heap and heap[0][0] <= self._ends:
+        ends = self._window_ends + DRAIN_S
+        while heap and heap[0][0] <= ends and (self._open or heap[0][0] < self._window_ends):
             now, _, act = heapq.heappop(heap)
             self._now = now
             act()
@@ -137,6 +139,7 @@ class _Cluster:
             status=200,
         )
         self._rows.append(row)
+        self._open += due < self._window_ends
         self._tickets[traced.id] = routed
         reply = traced.output if self._colocated else 1
         task = SimulatedTask(prompt=traced.input, reply=reply, keys=keys, traced=traced, row=row)
@@ -201,6 +204,7 @@ class _Cluster:
         """The client has the whole reply."""
         row, traced = task.row, task.traced
         row.end_s, row.produced = self._now, row.output
+        self._open -= row.due_s < self._window_ends
         self._tickets.pop(row.request).ticket.release()
         for child in self._children.get(row.request, ()):
             due = self._due(child, traced)
