@@ -107,13 +107,27 @@ class Evidence:
             curves[policy] = Curve(policy, points)
         return Arena(setting, ratio, curves)
 
+    def guards(self) -> Arena:
+        """SMetric with and without its guards, fully provisioned."""
+        setting = self.plan.setting("colocated")
+        curves = {}
+        for policy in ("smetric", "smetric-basic"):
+            points = {
+                factor: self._seeds(self._timed(setting.scenario(setting.full, factor, 0, policy, {})))
+                for factor in grid.guarded(setting)
+            }
+            points = {factor: seeds for factor, seeds in points.items() if seeds}
+            if not points:
+                return Arena(setting, setting.full, {})
+            curves[policy] = Curve(policy, points)
+        return Arena(setting, setting.full, curves)
+
     def start(self) -> Mapping[str, Mapping[int, Measures]]:
         """Of the first minutes, by policy and seed."""
         setting = self.plan.setting("colocated")
         return {
             policy: self._seeds(grid.start(self.plan, setting, 0, policy, options))
             for policy, options in grid.contenders(setting, setting.full, self.chosen)
-            if policy not in grid.NOT_AT_START
         }
 
     def sensitivity(self, option: str) -> Mapping[float, Mapping[int, Measures]]:

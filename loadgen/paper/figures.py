@@ -60,13 +60,12 @@ def draw(evidence: Evidence, rows: Path, document: Path) -> Iterator[Placed]:
 def _groups(evidence: Evidence, rows: Path) -> Iterator[tuple[str, tuple[Kind, ...], Group]]:
     for setting in evidence.plan.settings:
         arenas = [evidence.arena(setting.name, ratio) for ratio in setting.ratios]
-        rivals = [point for arena in arenas for point in _points(arena) if point.policy != "smetric-basic"]
+        rivals = [point for arena in arenas for point in _points(arena)]
         yield setting.name, SWEPT, Group(_title(setting), rivals)
-        points = [_with_rows(point, evidence, setting, rows) for point in _at(evidence, setting)]
-        yield setting.name, AT_ONE_RATE, Group(_title(setting), [p for p in points if p.policy != "smetric-basic"])
+        points = [_with_rows(point, evidence, setting, rows) for point in _at(evidence.arena(setting.name))]
+        yield setting.name, AT_ONE_RATE, Group(_title(setting), points)
         if setting.name == "colocated":
-            own = [point for point in points if point.policy.startswith("smetric")]
-            yield "guards", (latency, imbalance), Group(_title(setting), own)
+            yield "guards", (latency, imbalance), Group(_title(setting), _at(evidence.guards()))
             yield "plateaus", (sensitivity,), Group(_title(setting), list(_sensitivity(evidence, setting)))
 
 
@@ -88,9 +87,9 @@ def _points(arena: Arena) -> Iterator[Point]:
                 )
 
 
-def _at(evidence: Evidence, setting: Setting) -> list[Point]:
-    rate = setting.unit * LATENCY_FACTOR
-    return [point for point in _points(evidence.arena(setting.name)) if point.rate == rate]
+def _at(arena: Arena) -> list[Point]:
+    rate = arena.setting.unit * LATENCY_FACTOR
+    return [point for point in _points(arena) if point.rate == rate]
 
 
 def _with_rows(point: Point, evidence: Evidence, setting: Setting, rows: Path) -> Point:

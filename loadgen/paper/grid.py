@@ -11,12 +11,11 @@ from dataclasses import replace
 from extproc.policies import registry
 from loadgen.intervals import mean_ci
 from loadgen.measures import load_measures
-from loadgen.paper.settings import CANDIDATES, HIT_RATIOS, LATENCY_FACTOR, OVERLOADS, Plan, Setting
+from loadgen.paper.settings import CANDIDATES, GUARD_FACTORS, HIT_RATIOS, LATENCY_FACTOR, OVERLOADS, Plan, Setting
 from loadgen.scenario import Layout, Scenario
 from loadgen.sweep import Result, key
 
 Options = Mapping[str, float]
-NOT_AT_START = ("smetric-basic", "dynamo")  # the paper looks at the others
 Chosen = Mapping[tuple[str, float, str], Options]  # (setting, ratio, policy) -> its options
 
 
@@ -66,7 +65,7 @@ def worth(
 
 
 def judged(plan: Plan, chosen: Chosen) -> list[Scenario]:
-    """Each setting's sweep, and of the colocated one the start and the sensitivities. Each scenario once."""
+    """Each setting's sweep; of the colocated one also start, guards and sensitivities. Each scenario once."""
     colocated = plan.setting("colocated")
     found = [
         *(scenario for setting in plan.settings for scenario in sweep(plan, setting, chosen)),
@@ -74,7 +73,11 @@ def judged(plan: Plan, chosen: Chosen) -> list[Scenario]:
             start(plan, colocated, seed, policy, options)
             for seed in plan.seeds
             for policy, options in contenders(colocated, colocated.full, chosen)
-            if policy not in NOT_AT_START
+        ),
+        *(
+            timed(plan, colocated.scenario(colocated.full, factor, seed, "smetric-basic", {}))
+            for seed in plan.seeds
+            for factor in guarded(colocated)
         ),
         *(
             timed(plan, colocated.scenario(colocated.full, LATENCY_FACTOR, seed, "smetric", options))
@@ -110,8 +113,11 @@ def contenders(setting: Setting, ratio: float, chosen: Chosen) -> Iterator[tuple
     yield "smetric", {}
     for policy in setting.baselines:
         yield policy, chosen[setting.name, ratio, policy]
-    if setting.name == "colocated" and ratio == setting.full:
-        yield "smetric-basic", {}
+
+
+def guarded(setting: Setting) -> tuple[float, ...]:
+    """The factors at which SMetric is also simulated without its guards."""
+    return tuple(factor for factor in setting.factors[setting.full] if factor in GUARD_FACTORS)
 
 
 def start(plan: Plan, setting: Setting, seed: int, policy: str, options: Options) -> Scenario:
