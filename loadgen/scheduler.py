@@ -130,14 +130,13 @@ class Scheduler(ABC, Generic[T, E]):
 
         A task is finished, and its blocks are free, when `sampled` has reached `reply`.
         """
-        sampled: list[T] = []
-        for task in step.scheduled:
-            if task.computed < task.prompt or not task.active:
-                continue  # a prefill that goes on, or aborted since
-            if step.count > 1:
-                self._compute(task, step.count - 1)  # the first of them was computed when it began
+        # Neither those whose prefill goes on nor who was aborted since.
+        sampled = [task for task in step.scheduled if task.computed >= task.prompt and task.active]
+        if step.count > 1:
+            for task in sampled:  # all of them before one leaves; the first step was computed when it began
+                self._compute(task, step.count - 1)
+        for task in sampled:
             task.sampled += step.count
-            sampled.append(task)
             if task.sampled == task.reply:
                 self._leave(task)
         return sampled
