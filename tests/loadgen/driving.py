@@ -1,0 +1,51 @@
+"""Runs one scheduler on a virtual clock, by single steps or by leaps: what the simulation's loop does with many."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from loadgen.scheduler import Scheduler, Step, Task
+
+
+@dataclass
+class Course:
+    """What happened: times in seconds by the task's place among the arrivals, and every event in order."""
+
+    first: dict[int, float] = field(default_factory=dict)
+    end: dict[int, float] = field(default_factory=dict)
+    events: list[Any] = field(default_factory=list)
+    steps: int = 0
+
+
+def drive(
+    subject: Scheduler[Any, Any],
+    arrivals: Sequence[tuple[float, Task]],
+    *,
+    leap: bool,
+    check: Callable[[], None] = lambda: None,
+) -> Course:
+    """Submit each task at its time (ascending) and run until idle; `check` is called after each step."""
+    course = Course()
+    place = {id(task): number for number, (_, task) in enumerate(arrivals)}
+    queue = deque(arrivals)
+    step: Step[Any, Any] | None = None
+    while queue or step:
+        if queue and (step is None or queue[0][0] <= step.ends):
+            at, task = queue.popleft()
+            subject.waiting.append(task)
+            step = subject.begin(at, leap=leap) if step is None else subject.interrupt(step, at)
+            continue
+        assert step
+        now = step.ends
+        course.steps += 1
+        for task in subject.finish(step):
+            course.first.setdefault(place[id(task)], now)
+            if task.sampled == task.reply:
+                course.end[place[id(task)]] = now
+        course.events += [*step.events, *subject.take_events()]
+        check()
+        step = subject.begin(now, leap=leap)
+    return course
