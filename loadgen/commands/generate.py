@@ -94,7 +94,9 @@ def run(args: argparse.Namespace) -> int:
         if args.text is not None:
             with _open(args.text) as file:
                 _say(trace, args.model_dir, file)
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise CommandError(f"{error.filename}: {error.strerror}") from error
+    except ValueError as error:
         raise CommandError(str(error)) from error
     sys.stdout.write(summary(trace, args.out, dropped))
     return 0
@@ -129,10 +131,9 @@ def _drawn(args: argparse.Namespace) -> tuple[Trace, int]:
     if args.trace is not None:
         if args.sessions or args.context or args.block_size:
             raise CommandError("--sessions, --context and --block-size are for profiles: a trace has its own")
-        recorded, dropped = load(args.trace), 0
-        if args.max_tokens is not None:
-            recorded, dropped = fitting(recorded, args.max_tokens)
-        return arrange(recorded, rate=args.rate, seconds=args.seconds, seed=args.seed), dropped
+        recorded = load(args.trace)
+        trace = arrange(recorded, rate=args.rate, seconds=args.seconds, seed=args.seed, max_input=args.max_tokens)
+        return trace, 0 if args.max_tokens is None else fitting(recorded, args.max_tokens)[1]
     profile = PROFILES[args.profile]
     if args.context is not None:
         profile = replace(profile, context=args.context)
