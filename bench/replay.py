@@ -188,6 +188,7 @@ def main() -> None:
     parser.add_argument("--streams", default="200", help="one or more, separated by commas (%(default)s)")
     parser.add_argument("--tpot-ms", type=float, default=30.0, help="(%(default)s)")
     args = parser.parse_args()
+    print(f"load average of {os.cpu_count()} cores before: {os.getloadavg()[0]:.1f}")
     print("sessions    mean  most requests  tokens/s      late        p99      worst   core")
     for streams in map(int, args.streams.split(",")):
         print(report(streams, *measure(streams, args.tpot_ms / 1000)), flush=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import math
 from collections import Counter
@@ -71,14 +72,14 @@ def perform(
     rows: list[Row] = []
     counts = Counts()
     try:
-        with RunWriter(directory, info) as writer:
+        with _no_long_collections(), RunWriter(directory, info) as writer:
 
             def on_row(row: Row) -> None:
                 rows.append(row)
                 writer.add(row)
 
             try:
-                info.wall_s = uvloop.run(_perform(gateway, trace, script, options, counts, on_row))
+                uvloop.run(_perform(gateway, trace, script, options, counts, on_row))
             finally:
                 _complete(info, rows, counts, options)
     except KeyboardInterrupt:
@@ -94,7 +95,7 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
     for reason, count in errors.most_common(SHOWN_ERRORS):
         yield f"                {count} x {reason}"
     if short := sum(row.ok and row.produced < row.output for row in rows):
-        yield f"short           {short} replies had fewer tokens than asked for: the gateway ignores ignore_eos"
+        yield f"short           {short} replies had fewer tokens than asked for: does something drop ignore_eos?"
     if not counts.sent:
         return
     worst = max(row.sent_s - row.due_s for row in rows if row.error != PARENT_FAILED) if rows else 0.0
@@ -109,7 +110,10 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
         f"{_percent(found.slo_share)} of {found.requests} requests met TTFT <= {slo.ttft_s:g} s + "
         f"{slo.ttft_per_token_s * 1000:g} ms a token, TPOT <= {slo.tpot_s * 1000:g} ms"
     )
-    yield f"hit ratio       {_percent(found.local)} of the prompt tokens were in the instance's cache"
+    if math.isnan(found.local):
+        yield "hit ratio       unknown: usage has no cached_tokens (vLLM: --enable-prompt-tokens-details)"
+    else:
+        yield f"hit ratio       {_percent(found.local)} of the prompt tokens were in the instance's cache"
     yield (
         f"stickiness      {_percent(found.sticky_before)} of the follow-ups came to the instance of the turn before, "
         f"{_percent(found.sticky_first)} to the first's"
@@ -143,7 +147,7 @@ async def _perform(
     options: Options,
     counts: Counts,
     on_row: Callable[[Row], None],
-) -> float:
+) -> None:
     async with connect(gateway.url, headers=gateway.headers, timeout_s=gateway.timeout_s) as http:
         replay = Replay(http, trace, script, options, on_row, counts)
         with _progress(counts, len(trace.requests)) as show:
@@ -152,13 +156,22 @@ async def _perform(
                 await replay.run()
             finally:
                 showing.cancel()
-        return replay.now
 
 
 async def _show(show: Callable[[], None]) -> None:
     while True:
         show()
         await asyncio.sleep(REFRESH_S)
+
+
+@contextlib.contextmanager
+def _no_long_collections() -> Iterator[None]:
+    """The workload stays: a collection that goes through all of it would hold up everybody's tokens."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 @contextlib.contextmanager
@@ -182,6 +195,7 @@ def _progress(counts: Counts, total: int) -> Iterator[Callable[[], None]]:
 def _complete(info: RunInfo, rows: Sequence[Row], counts: Counts, options: Options) -> None:
     """What is known of a run only in the end."""
     last = max((row.end_s or row.sent_s for row in rows), default=0.0)
+    info.wall_s = last
     start, _ = info.window
     end = options.until_s if math.isfinite(options.until_s) else math.nextafter(last, math.inf)
     info.window = (start, max(end, math.nextafter(start, math.inf)))

@@ -76,7 +76,7 @@ class Exchange:
         async for some in content.iter_any():  # several tokens at once when they come faster than they are read
             self.end_s = time.monotonic()
             *lines, rest = (rest + some).split(b"\n")
-            for line in lines:
+            for line in filter(None, lines):
                 self.reading.line(line)
             if self.first_s is None and self.reading.begun:
                 self.first_s = self.end_s
