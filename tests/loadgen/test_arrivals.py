@@ -14,10 +14,11 @@ from loadgen.trace import Fact, Trace, TraceRequest, Trigger, cut, names
 
 def request(name: str, at: float, blocks: tuple[tuple[int, int], ...], **fields: object) -> TraceRequest:
     """A request of as many tokens as its blocks hold."""
+    session, _, _ = name.partition("/")
     count = sum(length for _, length in blocks) * 10
     made = TraceRequest(
         id=name,
-        session=name.split("/", maxsplit=1)[0],
+        session=session,
         turn=0,
         arrival_s=at,
         input=count,
