@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -25,27 +26,39 @@ def drive(
     arrivals: Sequence[tuple[float, Task]],
     *,
     leap: bool,
+    wake: Callable[[float], float | None] = lambda now: None,
     check: Callable[[], None] = lambda: None,
 ) -> Course:
-    """Submit each task at its time (ascending) and run until idle; `check` is called after each step."""
+    """Submit each task at its time (ascending) and run until idle.
+
+    `wake` says when there may be something new to schedule without an arrival; `check` is called after each step.
+    """
     course = Course()
     place = {id(task): number for number, (_, task) in enumerate(arrivals)}
     queue = deque(arrivals)
     step: Step[Any, Any] | None = None
-    while queue or step:
-        if queue and (step is None or queue[0][0] <= step.ends):
-            at, task = queue.popleft()
-            subject.waiting.append(task)
-            step = subject.begin(at, leap=leap) if step is None else subject.interrupt(step, at)
-            continue
-        assert step
-        now = step.ends
-        course.steps += 1
-        for task in subject.finish(step):
-            course.first.setdefault(place[id(task)], now)
-            if task.sampled == task.reply:
-                course.end[place[id(task)]] = now
-        course.events += [*step.events, *subject.take_events()]
-        check()
+    waking: float | None = None
+    while queue or step or waking is not None:
+        ends = step.ends if step else math.inf
+        due = min(queue[0][0] if queue else math.inf, math.inf if waking is None else waking)
+        if due <= ends:
+            now = due
+            while queue and queue[0][0] <= now:
+                subject.waiting.append(queue.popleft()[1])
+            if step:
+                step = subject.interrupt(step, now)
+                waking = None if waking == now else waking
+                continue
+        else:
+            assert step
+            now = ends
+            course.steps += 1
+            for task in subject.finish(step):
+                course.first.setdefault(place[id(task)], now)
+                if task.sampled == task.reply:
+                    course.end[place[id(task)]] = now
+            course.events += [*step.events, *subject.take_events()]
+            check()
         step = subject.begin(now, leap=leap)
+        waking = wake(now)
     return course
