@@ -106,10 +106,11 @@ def test_equal_seeds_give_equal_workloads(arranged: Trace) -> None:
 
 def test_what_does_not_fit_goes_with_its_descendants() -> None:
     """A request that is too long takes all with it that went on from it, forks too, and they are counted."""
-    trace, gone = fitting(RECORDED, 54)
-    assert ([request.id for request in trace.requests], gone) == (["a/0"], 4)
-    trace, gone = fitting(RECORDED, 60)
-    assert ([request.id for request in trace.requests], gone) == (["a/0", "b/0"], 3)
+    short = request("b/2", 8000, ((0, 2), (300, 1)), parent="b/1")
+    recorded = replace(RECORDED, requests=[*RECORDED.requests, short])
+    for most, left in ((54, ["a/0"]), (60, ["a/0", "b/0"]), (115, [r.id for r in recorded.requests])):
+        trace, gone = fitting(recorded, most)
+        assert ([request.id for request in trace.requests], gone) == (left, len(recorded.requests) - len(left))
 
 
 def test_the_rate_is_of_what_fits() -> None:
