@@ -24,6 +24,7 @@ from loadgen.traces import TraceError
 DESCRIPTION = """\
 Simulate a cluster: the product's own router, policies, loads and index before modelled vLLM instances, on a virtual
 clock. WORKLOAD is a profile of `generate`, or a trace that `study` reads, whose sessions are resampled to --rate.
+Requests that no instance's cache could hold are left out.
 
 The cluster runs for --warmup seconds, which fill its caches and are not counted, then for --measure seconds. Equal
 arguments give equal results. OUT gets run.json and requests.jsonl, a row a request, warm-up included; `report OUT...`

@@ -8,10 +8,10 @@ from __future__ import annotations
 from functools import lru_cache
 from pathlib import Path
 
-from loadgen.arrivals import arrange
+from loadgen.arrivals import arrange, fitting
 from loadgen.profiles import PROFILES
 from loadgen.scenario import Scenario
-from loadgen.simulation.cluster import DRAIN_S
+from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario
 from loadgen.synthetic import generate
 from loadgen.timing import PROFILES as MODELS
 from loadgen.trace import Trace
@@ -23,16 +23,26 @@ def workload(scenario: Scenario) -> Trace:
 
     Raises:
         traces.TraceError: the file cannot be read, or a line of it is wrong.
-        ValueError: no such profile or file, or a rate that is not positive.
+        ValueError: no such profile or file, a rate that is not positive, or nothing that fits an instance's cache.
     """
     seconds = scenario.warmup_s + scenario.measure_s + DRAIN_S
     if scenario.workload in PROFILES:
-        profile = PROFILES[scenario.workload]
-        return generate(profile, rate=scenario.rate, seconds=seconds, seed=scenario.seed)
-    recorded = _recorded(Path(scenario.workload))
+        trace = generate(PROFILES[scenario.workload], rate=scenario.rate, seconds=seconds, seed=scenario.seed)
+        trace, dropped = fitting(trace, _fits(scenario, trace))
+        if dropped and not trace.requests:
+            raise ImpossibleScenario(
+                f"no request of {scenario.workload} fits an instance's cache of {_fits(scenario, trace)} tokens: "
+                "raise --local-tokens, or choose another --model"
+            )
+        return trace
+    trace = _recorded(Path(scenario.workload))
+    return arrange(trace, rate=scenario.rate, seconds=seconds, seed=scenario.seed, max_input=_fits(scenario, trace))
+
+
+def _fits(scenario: Scenario, trace: Trace) -> int:
+    """Tokens of the largest request that an instance can hold: larger ones are left out, as an engine refuses them."""
     local = scenario.local_tokens or MODELS[scenario.model].capacity
-    fits = local - local % (scenario.block_size or recorded.block_size)
-    return arrange(recorded, rate=scenario.rate, seconds=seconds, seed=scenario.seed, max_input=fits)
+    return local - local % (scenario.block_size or trace.block_size)
 
 
 @lru_cache(maxsize=1)
