@@ -81,7 +81,7 @@ class Plan:
 COLOCATED = Setting(
     name="colocated",
     title="Qwen3-Coder-30B-A3B on 32 instances, colocated",
-    base=Scenario(),
+    base=Scenario(block_size=128),
     unit=4.75,
     factors={
         0.0: (0.75, 1.0, 1.25),
@@ -95,7 +95,7 @@ COLOCATED = Setting(
 LARGE = Setting(
     name="large",
     title="Qwen3-235B-A22B-FP8 on 8 instances of four H20, colocated",
-    base=Scenario(model="235b-4xh20", instances=8),
+    base=Scenario(model="235b-4xh20", instances=8, block_size=128),
     unit=0.8,
     factors={FULL_RATIO: (1.0, 1.5, 1.75, 2.0)},
     tuned_at={FULL_RATIO: 1.75},
@@ -104,7 +104,7 @@ LARGE = Setting(
 DISAGGREGATED = Setting(
     name="disaggregated",
     title="Qwen3-30B-A3B on 32 prefill instances, disaggregated",
-    base=Scenario(layout=Layout.DISAGGREGATED),
+    base=Scenario(layout=Layout.DISAGGREGATED, block_size=128),
     unit=6.0,
     factors={1.6: (1.5, 1.75), FULL_RATIO: (1.5, 1.75, 2.0)},
     tuned_at={1.6: 1.5, FULL_RATIO: 1.75},
