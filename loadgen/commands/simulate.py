@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,9 @@ examples:
   python -m loadgen simulate trace.jsonl --rate 3 --dispatch trace --instances 16
   python -m loadgen simulate paper-trace-1 --layout disaggregated --rate 8
 """
+
+_POSITIVE = ("rate", "measure", "instances", "local_tokens", "block_size", "fetch_gbps", "slo_tpot")
+_FROM_ZERO = ("warmup", "global_ratio", "slo_ttft", "slo_ttft_per_token")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -127,12 +131,11 @@ def run(args: argparse.Namespace) -> int:
 
 def scenario(args: argparse.Namespace) -> Scenario:
     """The scenario that the options describe."""
-    for name in ("rate", "warmup", "measure", "instances", "fetch_gbps", "local_tokens", "block_size"):
+    for name in (*_POSITIVE, *_FROM_ZERO):
         value = getattr(args, name)
-        if (value is not None and not 0 <= value < float("inf")) or (value == 0 and name != "warmup"):
-            raise CommandError(f"--{name.replace('_', '-')} {value}: a positive number is expected")
-    if args.global_ratio < 0:
-        raise CommandError(f"--global-ratio {args.global_ratio}: 0 or more is expected")
+        if value is not None and (not 0 <= value < math.inf or (value == 0 and name in _POSITIVE)):
+            expected = "a positive number" if name in _POSITIVE else "0 or more"
+            raise CommandError(f"--{name.replace('_', '-')} {value}: {expected} is expected")
     return Scenario(
         policy=args.policy,
         options=_options(args.policy, args.option),
@@ -166,7 +169,9 @@ def _options(policy: str, given: list[str]) -> dict[str, float]:
         try:
             options[name] = float(value)
         except ValueError:
-            raise CommandError(f"--option {text}: NAME=NUMBER is expected") from None
+            options[name] = math.nan
+        if math.isnan(options[name]):
+            raise CommandError(f"--option {text}: NAME=NUMBER is expected")
     return options
 
 
