@@ -81,7 +81,7 @@ def test_a_trace_is_resampled_to_the_rate(tmp_path: Path) -> None:
         (["paper-trace-1", *SHORT, "--block-size", "24"], "block size 24 is no multiple of the trace's"),
         (
             ["paper-trace-1", *SHORT, "--local-tokens", "2000"],
-            "an instance's cache of 1984 tokens: raise --local-tokens",
+            "cache of 1984 tokens: raise --local-tokens",
         ),
         (["paper-trace-1", "--export", "csv"], "--export needs --out"),
         (["paper-trace-1", "--slo-tpot", "-1"], "--slo-tpot -1.0: a positive number is expected"),
