@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from loadgen.paper.colocated import MARGIN, QUEUE, SKEW
 from loadgen.paper.evidence import Evidence
-from loadgen.paper.findings import Finding, level, margin, ordering, percent, plain, seconds, share
+from loadgen.paper.findings import Finding, level, margin, ordering, percent, plain, seconds, share, signed
 from loadgen.paper.settings import LATENCY_FACTOR, NAMES
 from loadgen.peaks import Value
 
@@ -48,4 +48,4 @@ def findings(evidence: Evidence) -> Iterator[Finding]:
             yield level(what, stated, arena.at(at, policy, value), seconds, f"{stated} s", QUEUE)
         change = ours_s / theirs_s - 1
         ours = arena.margin_at(at, "smetric", rival, value)
-        yield margin(f"TTFT {name} against {NAMES[rival]}", change, change, ours, f"{change:.0%}")
+        yield margin(f"TTFT {name} against {NAMES[rival]}", change, change, ours, signed(change))

@@ -87,7 +87,7 @@ def _made(evidence: Evidence, made: Made | None) -> Iterator[str]:
             f"`{made.command} --write-only` writes it again from the stored results."
         )
     yield (
-        f"Seeds {_listed(plan.seeds)}; baselines were tuned on seeds {_listed(plan.tuning_seeds)}. Each simulation: "
+        f"{_seeds(plan)} Each simulation: "
         f"{plan.warmup_s / 60:g} minutes that fill the caches and are discarded, then {plan.measure_s / 60:g} that "
         "count."
     )
@@ -231,6 +231,12 @@ def _table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> Iterator[str
     yield f"|{'---|' * len(header)}"
     for row in rows:
         yield f"| {' | '.join(row)} |"
+
+
+def _seeds(plan: Plan) -> str:
+    found = [f"{setting.name} {_listed(plan.seeds_of(setting))}" for setting in plan.settings]
+    tuned = [f"{_listed(plan.tuning_seeds_of(setting))}" for setting in plan.settings]
+    return f"Seeds: {'; '.join(found)}. Baselines were tuned on others: {'; '.join(tuned)}."
 
 
 def _listed(seeds: Sequence[int]) -> str:

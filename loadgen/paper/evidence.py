@@ -98,7 +98,9 @@ class Evidence:
         curves = {}
         for policy, options in grid.contenders(setting, ratio, self.chosen):
             points = {
-                factor: self._seeds(self._timed(setting.scenario(ratio, factor, 0, policy, options)))
+                factor: self._seeds(
+                    self._timed(setting.scenario(ratio, factor, 0, policy, options)), self.plan.seeds_of(setting)
+                )
                 for factor in setting.factors[ratio]
             }
             points = {factor: seeds for factor, seeds in points.items() if seeds}
@@ -113,7 +115,7 @@ class Evidence:
         curves = {}
         for policy in ("smetric", "smetric-basic"):
             points = {
-                factor: self._seeds(self._timed(setting.scenario(setting.full, factor, 0, policy, {})))
+                factor: self._seeds(self._timed(setting.scenario(setting.full, factor, 0, policy, {})), self.plan.seeds)
                 for factor in grid.guarded(setting)
             }
             points = {factor: seeds for factor, seeds in points.items() if seeds}
@@ -126,7 +128,7 @@ class Evidence:
         """Of the first minutes, by policy and seed."""
         setting = self.plan.setting("colocated")
         return {
-            policy: self._seeds(grid.start(self.plan, setting, 0, policy, options))
+            policy: self._seeds(grid.start(self.plan, setting, 0, policy, options), self.plan.seeds)
             for policy, options in grid.contenders(setting, setting.full, self.chosen)
         }
 
@@ -137,7 +139,7 @@ class Evidence:
         choices = [{}, *(options for options in grid.sensitivities() if option in options)]
         found = {
             options.get(option, default): self._seeds(
-                self._timed(setting.scenario(setting.full, LATENCY_FACTOR, 0, "smetric", options))
+                self._timed(setting.scenario(setting.full, LATENCY_FACTOR, 0, "smetric", options)), self.plan.seeds
             )
             for options in choices
         }
@@ -161,8 +163,8 @@ class Evidence:
     def _timed(self, scenario: Scenario) -> Scenario:
         return grid.timed(self.plan, scenario)
 
-    def _seeds(self, scenario: Scenario) -> dict[int, Measures]:
-        found = {seed: self.measured(replace(scenario, seed=seed)) for seed in self.plan.seeds}
+    def _seeds(self, scenario: Scenario, seeds: Iterable[int]) -> dict[int, Measures]:
+        found = {seed: self.measured(replace(scenario, seed=seed)) for seed in seeds}
         return {seed: measures for seed, measures in found.items() if measures is not None}
 
 

@@ -66,6 +66,11 @@ def share(value: float) -> str:
     return f"{100 * value:g} %"
 
 
+def signed(value: float) -> str:
+    """A difference as the paper states it: "+8 %"."""
+    return f"{100 * value:+.0f} %"
+
+
 def _number(value: Interval, form: str, half: str, scale: float) -> str:
     if not value.n:
         return "-"
@@ -85,15 +90,19 @@ def level(
 
 
 def margin(what: str, low: float, high: float, ours: Interval, text: str, rival: str = "", why: str = "") -> Finding:
-    """A relative difference that the paper gives as a number or a range: as published where our interval reaches it."""
+    """A relative difference that the paper gives as a number or a range: as published where our interval reaches it.
+
+    An interval that holds zero as well tells nothing, unless the paper's range holds zero.
+    """
     if not ours.n:
         return Finding(what, text, "-", Verdict.NO_DATA)
     shown = percent(ours, sign=True) + (f" ({rival})" if rival else "")
     half = ours.half if ours.n > 1 else 0.0
-    if ours.mean - half <= high and ours.mean + half >= low:
+    reached = ours.mean - half <= high and ours.mean + half >= low
+    if reached and (ours.clear or low <= 0 <= high):
         verdict, word = Verdict.AS_PUBLISHED, ""
-    elif ours.n < 2 or not ours.clear:
-        verdict, word = Verdict.WITHIN_NOISE, "Our interval holds zero and not the published value."
+    elif not ours.clear:
+        verdict, word = Verdict.WITHIN_NOISE, f"Our interval holds zero{', the published value too' * reached}."
     elif (ours.mean > 0) == (low + high > 0):
         verdict, word = Verdict.SAME_DIRECTION, f"{'Smaller' if abs(ours.mean) < abs(low) else 'Larger'} here."
     else:
@@ -105,9 +114,23 @@ def bound(what: str, most: float, ours: Interval, text: str, why: str = "") -> F
     """A relative difference that the paper bounds on both sides."""
     if not ours.n:
         return Finding(what, text, "-", Verdict.NO_DATA)
+    shown = percent(ours, sign=True)
     if abs(ours.mean) <= most:
-        return Finding(what, text, percent(ours, sign=True), Verdict.AS_PUBLISHED)
-    return Finding(what, text, percent(ours, sign=True), Verdict.DIFFERS, f"Beyond {most:.0%}.", why)
+        return Finding(what, text, shown, Verdict.AS_PUBLISHED)
+    if not ours.clear:
+        return Finding(what, text, shown, Verdict.WITHIN_NOISE, "Our interval holds zero.", why)
+    return Finding(what, text, shown, Verdict.DIFFERS, f"Beyond {share(most)}.", why)
+
+
+def direction(what: str, sign: int, ours: Interval, text: str, shown: str = "", why: str = "") -> Finding:
+    """A difference of which the paper says only whether it is more (`sign` 1) or less (-1)."""
+    shown = shown or percent(ours, sign=True)
+    if not ours.n:
+        return Finding(what, text, "-", Verdict.NO_DATA)
+    if not ours.clear:
+        return Finding(what, text, shown, Verdict.WITHIN_NOISE, "Our interval holds zero.", why)
+    verdict = Verdict.AS_PUBLISHED if ours.mean * sign > 0 else Verdict.DIFFERS
+    return Finding(what, text, shown, verdict, "", why)
 
 
 def ordering(what: str, paper: Sequence[str], ours: Sequence[tuple[str, Interval]], why: str = "") -> Finding:

@@ -23,8 +23,8 @@ def tuning(plan: Plan) -> list[Scenario]:
     """Every candidate of every baseline that has several, at one rate a provisioning."""
     return [
         timed(plan, setting.scenario(ratio, setting.tuned_at[ratio], seed, policy, options))
-        for seed in plan.tuning_seeds
         for setting in plan.settings
+        for seed in plan.tuning_seeds_of(setting)
         for ratio in setting.ratios
         for policy in setting.baselines
         for options in candidates(policy)
@@ -54,7 +54,7 @@ def worth(
 ) -> float:
     """Mean output of a candidate over the tuning's seeds (prompt tokens where only prefill is measured); -1 of none."""
     values = []
-    for seed in plan.tuning_seeds:
+    for seed in plan.tuning_seeds_of(setting):
         scenario = timed(plan, setting.scenario(ratio, setting.tuned_at[ratio], seed, policy, options))
         result = results.get(key(scenario))
         if result is not None and result.measures is not None:
@@ -94,7 +94,7 @@ def sweep(plan: Plan, setting: Setting, chosen: Chosen) -> list[Scenario]:
         timed(plan, setting.scenario(ratio, factor, seed, policy, options))
         for ratio in reversed(setting.ratios)
         for factor in setting.factors[ratio]
-        for seed in plan.seeds
+        for seed in plan.seeds_of(setting)
         for policy, options in contenders(setting, ratio, chosen)
     ]
 

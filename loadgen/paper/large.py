@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from loadgen.paper.evidence import Evidence, output
-from loadgen.paper.findings import Finding, level, margin, ordering, percent, plain, seconds, share
+from loadgen.paper.findings import Finding, level, margin, ordering, percent, plain, seconds, share, signed
 from loadgen.paper.settings import NAMES
 from loadgen.peaks import Value
 
@@ -23,7 +23,7 @@ def findings(evidence: Evidence) -> Iterator[Finding]:
     yield margin("SMetric's peak against Bailian's", 0.08, 0.08, arena.margin("smetric", "bailian"), "+8 %")
     for policy, stated in (("lmetric", 0.20), ("least-loaded", 1 / (1 - 0.32) - 1)):
         ours = arena.margin_at(peak, "smetric", policy)
-        yield margin(f"SMetric against {NAMES[policy]} at SMetric's peak", stated, stated, ours, f"{stated:+.0%}")
+        yield margin(f"SMetric against {NAMES[policy]} at SMetric's peak", stated, stated, ours, signed(stated))
     paper = {"least-loaded": 1.3, "smetric": 1.6, "bailian": 1.6, "lmetric": 1.6}
     found = {policy: arena.at(peak, policy, lambda m: m.imbalance) for policy in paper}
     for policy, imbalance in found.items():
@@ -41,7 +41,7 @@ def findings(evidence: Evidence) -> Iterator[Finding]:
     ]
     for name, value, stated in ttfts:
         ours = arena.margin_at(peak, "smetric", "lmetric", value)
-        yield margin(f"TTFT {name} against LMetric", stated, stated, ours, f"{stated:.0%}")
+        yield margin(f"TTFT {name} against LMetric", stated, stated, ours, signed(stated))
     tpots: list[tuple[str, Value, float, float, str]] = [
         ("median", lambda m: m.tpot.p50, -0.02, 0.02, "within 2 %"),
         ("P90", lambda m: m.tpot.p90, -0.13, -0.13, "-13 %"),

@@ -22,7 +22,7 @@ HIT_RATIOS = (0.0, 0.5, 0.75)
 
 # What each baseline is tuned over. SMetric is not tuned: its guards have the paper's defaults.
 CANDIDATES: Mapping[str, tuple[Mapping[str, float], ...]] = {
-    "bailian": tuple({"weight": weight} for weight in (0.3, 0.5, 0.7, 0.9)),
+    "bailian": tuple({"weight": weight} for weight in (0.3, 0.5, 0.7, 0.8)),
     "lmetric": ({"idle": 0.0}, {"idle": 1.0}),
 }
 
@@ -48,6 +48,7 @@ class Setting:
     tuned_at: Mapping[float, float]  # global/local ratio -> the factor at which baselines are tuned
     baselines: tuple[str, ...]
     full: float = FULL_RATIO
+    times: int = 1  # as many seeds as the plan's: what has fewer requests has more noise
 
     @property
     def ratios(self) -> tuple[float, ...]:
@@ -73,9 +74,21 @@ class Plan:
     study_s: float  # of the workload that is studied
     settings: tuple[Setting, ...]
 
+    def seeds_of(self, setting: Setting) -> tuple[int, ...]:
+        """Those that a setting is judged on."""
+        return _times(self.seeds, setting.times)
+
+    def tuning_seeds_of(self, setting: Setting) -> tuple[int, ...]:
+        """Those that its baselines are tuned on."""
+        return _times(self.tuning_seeds, setting.times)
+
     def setting(self, name: str) -> Setting:
         """By name. Raises KeyError."""
         return {setting.name: setting for setting in self.settings}[name]
+
+
+def _times(seeds: tuple[int, ...], times: int) -> tuple[int, ...]:
+    return tuple(seed + len(seeds) * turn for turn in range(times) for seed in seeds)
 
 
 COLOCATED = Setting(
@@ -100,6 +113,7 @@ LARGE = Setting(
     factors={FULL_RATIO: (1.0, 1.5, 1.75, 2.0)},
     tuned_at={FULL_RATIO: 1.75},
     baselines=("bailian", "lmetric", "least-loaded"),
+    times=2,
 )
 DISAGGREGATED = Setting(
     name="disaggregated",

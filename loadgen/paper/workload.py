@@ -101,7 +101,8 @@ def findings(found: Sequence[Study]) -> Iterator[Finding]:
     median = _over(found, "balance.median")
     yield level("balance potential: median of the minutes' max/mean", 1.7, median, _ratio, "1.7 (trace 2: 1.5)")
     worst = _over(found, "balance.worst")
-    yield level("balance potential: worst minute", 2.4, worst, _ratio, "under 2.4 (trace 2: 2.1)")
+    verdict = Verdict.AS_PUBLISHED if worst.mean <= 2.4 else Verdict.DIFFERS
+    yield Finding("balance potential: worst minute", "under 2.4 (trace 2: 2.1)", _ratio(worst), verdict)
 
 
 _TRIGGERS = ("agent", "user", "compaction")

@@ -119,12 +119,23 @@ def test_baselines_are_tuned_to_their_best() -> None:
         (0.03, 0.01, Verdict.SAME_DIRECTION),
         (0.30, 0.01, Verdict.SAME_DIRECTION),
         (0.01, 0.02, Verdict.WITHIN_NOISE),
+        (0.05, 0.08, Verdict.WITHIN_NOISE),  # holds the published value, and zero
         (-0.05, 0.01, Verdict.DIFFERS),
     ],
 )
 def test_a_margin_is_judged_by_its_interval(mean: float, half: float, verdict: Verdict) -> None:
     """As published only where the interval reaches the published range; noise is never called a difference."""
     assert findings.margin("", 0.10, 0.16, Interval(mean, half, 5), "").verdict is verdict
+
+
+@pytest.mark.parametrize(
+    ("mean", "half", "verdict"),
+    [(0.1, 0.05, Verdict.AS_PUBLISHED), (0.1, 0.2, Verdict.WITHIN_NOISE), (-0.1, 0.05, Verdict.DIFFERS)],
+)
+def test_a_direction_needs_a_clear_difference(mean: float, half: float, verdict: Verdict) -> None:
+    """More or less counts only where zero lies outside the interval."""
+    assert findings.direction("", 1, Interval(mean, half, 5), "").verdict is verdict
+    assert findings.direction("", -1, Interval(-mean, half, 5), "").verdict is verdict
 
 
 @pytest.mark.parametrize(("value", "verdict"), [(1.2, Verdict.AS_PUBLISHED), (1.4, Verdict.DIFFERS)])
