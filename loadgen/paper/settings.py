@@ -22,7 +22,7 @@ HIT_RATIOS = (0.0, 0.5, 0.75)
 
 # What each baseline is tuned over. SMetric is not tuned: its guards have the paper's defaults.
 CANDIDATES: Mapping[str, tuple[Mapping[str, float], ...]] = {
-    "bailian": tuple({"weight": weight} for weight in (0.3, 0.5, 0.7, 0.8)),
+    "bailian": tuple({"weight": weight} for weight in (0.3, 0.5, 0.7, 0.8, 0.9)),
     "lmetric": ({"idle": 0.0}, {"idle": 1.0}),
 }
 
