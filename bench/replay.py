@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import multiprocessing
 import os
 import random
@@ -38,6 +39,9 @@ GAP_S = 0.3
 START_S = 8.0
 REPLY_S = 8.0  # of streaming, on average
 
+PHASES = 8  # as many engines
+_phases = itertools.cycle(range(PHASES))
+
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\nx-engine: 127.0.0.1:1\r\n\r\n"
 )
@@ -51,6 +55,7 @@ class Stream(asyncio.Protocol):
     def __init__(self, streaming: set[Stream]) -> None:
         self._streaming = streaming
         self._asked = bytearray()
+        self.phase = next(_phases)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
@@ -89,10 +94,10 @@ async def _serve(port: int, tpot: float) -> None:
     streaming: set[Stream] = set()
     await asyncio.get_running_loop().create_server(lambda: Stream(streaming), HOST, port)
     due = time.monotonic()
-    while True:
-        due += tpot
+    for phase in itertools.cycle(range(PHASES)):  # engines are not in step with each other
+        due += tpot / PHASES
         await asyncio.sleep(due - time.monotonic())
-        for stream in list(streaming):
+        for stream in [stream for stream in streaming if stream.phase == phase]:
             stream.tick()
 
 
@@ -135,6 +140,7 @@ def measure(streams: int, tpot: float) -> tuple[list[Row], float, float]:
     server.start()
     try:
         while not listens(port):
+            assert server.is_alive()
             time.sleep(0.05)
         with tempfile.TemporaryDirectory() as directory:
             trace = Path(directory) / "trace.jsonl"

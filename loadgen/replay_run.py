@@ -98,7 +98,7 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
         yield f"short           {short} replies had fewer tokens than asked for: does something drop ignore_eos?"
     if not counts.sent:
         return
-    worst = max(row.sent_s - row.due_s for row in rows if row.error != PARENT_FAILED) if rows else 0.0
+    worst = max(row.sent_s - row.due_s for row in rows if row.error != PARENT_FAILED)
     yield (
         f"late            {counts.late / counts.sent:.1%} of {counts.sent} sent over {LATE_S * 1000:.0f} ms "
         f"after their time, the worst {worst * 1000:.0f} ms"
@@ -114,15 +114,18 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
         yield "hit ratio       unknown: usage has no cached_tokens (vLLM: --enable-prompt-tokens-details)"
     else:
         yield f"hit ratio       {_percent(found.local)} of the prompt tokens were in the instance's cache"
-    yield (
-        f"stickiness      {_percent(found.sticky_before)} of the follow-ups came to the instance of the turn before, "
-        f"{_percent(found.sticky_first)} to the first's"
-    )
     yield f"TTFT            {_quantiles(found.ttft)}"
     yield f"TPOT            {_quantiles(found.tpot)}"
     if found.reasons:
         yield "decisions       " + ", ".join(f"{reason} {count}" for reason, count in found.reasons.items())
-    yield "per instance    " + (", ".join(f"{name} {count}" for name, count in found.per_instance.items()) or "unknown")
+    if not any(found.per_instance.values()):
+        yield "per instance    unknown: answers do not name their instance (--instance-header)"
+        return
+    yield "per instance    " + ", ".join(f"{name} {count}" for name, count in found.per_instance.items())
+    yield (
+        f"stickiness      follow-ups that came to the instance of the turn before {_percent(found.sticky_before)}, "
+        f"of the first turn {_percent(found.sticky_first)}"
+    )
 
 
 async def _probe(gateway: Gateway, prefix: str) -> str | None:
