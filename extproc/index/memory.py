@@ -7,7 +7,7 @@ without them. It knows no time: reports stay until replaced, because their follo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from extproc.index import MAX_ADAPTERS, Change
 from extproc.index.answers import Answers
@@ -102,7 +102,8 @@ class Holders:
             self._instances.append(holder[0])
             self._counts.append(0)
         self._answers.clear()
-        bit = self._shared(1 << position)
+        bit = 1 << position
+        bit = self._shared_masks()(bit, bit)
         self._bits[holder] = bit
         self._live |= bit
         return bit
@@ -113,7 +114,7 @@ class Holders:
         self._counts[bit.bit_length() - 1] = 0
 
     def _add(self, bit: int, keys: Sequence[int]) -> None:
-        shards, shared, added = self._shards, self._shared, 0
+        shards, shared, added = self._shards, self._shared_masks(), 0
         for key in keys:
             shard = shards[key >> SHIFT]
             mask = shard.get(key)
@@ -122,12 +123,13 @@ class Holders:
             elif mask & bit:
                 continue
             else:
-                shard[key] = shared(mask | bit)
+                mask |= bit
+                shard[key] = shared(mask, mask)
             added += 1
         self._counts[bit.bit_length() - 1] += added
 
     def _remove(self, bit: int, keys: Sequence[int]) -> None:
-        shards, shared, removed = self._shards, self._shared, 0
+        shards, shared, removed = self._shards, self._shared_masks(), 0
         for key in keys:
             shard = shards[key >> SHIFT]
             mask = shard.get(key, 0)
@@ -135,14 +137,16 @@ class Holders:
                 if mask == bit:
                     del shard[key]
                 else:
-                    shard[key] = shared(mask & ~bit)
+                    mask ^= bit
+                    shard[key] = shared(mask, mask)
                 removed += 1
         self._counts[bit.bit_length() - 1] -= removed
 
-    def _shared(self, mask: int) -> int:
+    def _shared_masks(self) -> Callable[[int, int], int]:
+        """`setdefault` of the masks to share: bound once for many keys, which pay for every call."""
         if len(self._masks) >= SHARED_MASKS:
             self._masks.clear()
-        return self._masks.setdefault(mask, mask)
+        return self._masks.setdefault
 
     def _sweep_some(self) -> None:
         if self._sweep is None and self._dead:
@@ -154,9 +158,10 @@ class Holders:
         """Take the bits that are dead at the start out of all keys, a shard a step; then they may be used again."""
         doomed = self._dead
         for shard in self._shards:
+            shared = self._shared_masks()
             for key, mask in [item for item in shard.items() if item[1] & doomed]:
-                if mask & ~doomed:
-                    shard[key] = self._shared(mask & ~doomed)
+                if kept := mask & ~doomed:
+                    shard[key] = shared(kept, kept)
                 else:
                     del shard[key]
             yield
