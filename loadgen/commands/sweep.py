@@ -38,6 +38,8 @@ examples:
   python -m loadgen sweep --rate 2 --set instances=8 --set model=235b-4xh20 --set slo.tpot_s=0.05 --out out/large
 """
 
+WIDE = 140  # columns of a table that goes into a file
+
 _TYPES = typing.get_type_hints(Scenario)
 _SLO = {f"slo.{field.name}": field.name for field in fields(Slo)}
 _SETTABLE = [f.name for f in fields(Scenario) if f.name not in {"policy", "options", "rate", "seed", "slo"}] + [*_SLO]
@@ -82,6 +84,8 @@ def run(args: argparse.Namespace) -> int:
     with progress(len(asked)) as advance:
         results = simulate(asked, args.out / sweep.FILE, jobs=args.jobs, progress=advance)
     console = Console(soft_wrap=True)
+    if not console.is_terminal:
+        console = Console(soft_wrap=True, width=WIDE)
     for table in tables(results):
         console.print(table)
     console.print(f"{len(results)} simulations in {args.out / sweep.FILE}", highlight=False)
@@ -174,6 +178,8 @@ def _row(curve: Curve, first: Curve | None) -> list[str]:
 
 
 def _interval(value: Interval, form: str) -> str:
+    if not value.n:
+        return "-"
     half = form.replace("+", "").format(value.half) if value.n > 1 else ""
     return form.format(value.mean) + (f" ± {half}" if half else "")
 

@@ -259,3 +259,19 @@ def test_the_command_ends_with_1_when_a_simulation_failed(
     out = capsys.readouterr().out
     assert "failed: smetric, seed 0: ValueError: no" in out
     assert "100" in out
+
+
+def test_the_command_simulates_and_sums_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two policies on one real, small cluster: same requests, a table, and nothing to do the second time."""
+    arguments = ["sweep", "--out", str(tmp_path), "--rate", "0.5", "--seeds", "1", "--jobs", "1"]
+    arguments += ["--policy", "smetric", "--policy", "least-loaded", "--set", "instances=2"]
+    arguments += ["--set", "warmup_s=60", "--set", "measure_s=240", "--set", "block_size=128"]
+    assert cli.main(arguments) == 0
+    first, second = sweep.read(tmp_path / sweep.FILE)
+    assert first.measures is not None
+    assert second.measures is not None
+    assert first.measures["requests"] > 20
+    assert first.measures["local"] > second.measures["local"]
+    assert cli.main(arguments) == 0
+    assert sweep.read(tmp_path / sweep.FILE) == [first, second]
+    assert "least-loaded" in capsys.readouterr().out
