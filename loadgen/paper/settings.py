@@ -120,7 +120,7 @@ DISAGGREGATED = Setting(
     title="Qwen3-30B-A3B on 32 prefill instances, disaggregated",
     base=Scenario(layout=Layout.DISAGGREGATED, block_size=128),
     unit=6.0,
-    factors={1.6: (1.5, 1.75), FULL_RATIO: (1.5, 1.75, 2.0)},
+    factors={1.6: (1.5, 1.75), FULL_RATIO: (1.5, 1.75)},
     tuned_at={1.6: 1.5, FULL_RATIO: 1.75},
     baselines=("bailian", "lmetric", "dynamo"),
 )
