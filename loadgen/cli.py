@@ -44,6 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
             module.add_arguments(command)
             command.set_defaults(run=module.run)
     args = parser.parse_args(arguments)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script's background job inherits that, and would hear neither Ctrl-C nor, which goes the same way, SIGTERM.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, _terminate)
     try:
         code: int = args.run(args)
