@@ -24,8 +24,9 @@ from loadgen.parts import StackFailed
 from loadgen.processes import ProcessFailed
 
 POLICIES = "smetric,least-loaded,bailian"
-# The best of `--tune`, in docs/live-check.md.
-PEERS = (Peer("vllm-router"), Peer("smg"))
+# What `--tune` found, for both: docs/live-check.md.
+BEST = {"balance-abs-threshold": 8, "cache-threshold": 0.6}
+PEERS = (Peer("vllm-router", settings=BEST), Peer("smg", settings=BEST))
 TUNED = {  # of each peer; one is varied at a time, from the best so far
     "balance-abs-threshold": (64, 8, 2),  # the first of each is the default of both
     "cache-threshold": (0.3, 0.6, 0.8),
