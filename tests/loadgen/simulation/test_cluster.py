@@ -201,6 +201,18 @@ def test_unprefilled_tokens_are_the_load_of_prefill_instances() -> None:
     assert {colocated[name].instance for name in "bcd"} == {"i00", "i01"}
 
 
+def test_a_prompt_is_load_until_its_first_token() -> None:
+    """While another decodes the reply, the prefill instance has no unprefilled tokens."""
+    apart = replace(SMALL, instances=1, layout=Layout.DISAGGREGATED)
+    rows = by_id(
+        simulate(apart, trace(*(request(name, at, 8_000, 1_000) for name, at in (("a", 0), ("b", 0.1), ("c", 9)))))
+    )
+    assert (rows["a"].end_s or 0) > 9
+    assert rows["a"].load == 0
+    assert (rows["b"].load or 0) > 0
+    assert rows["c"].load == 0
+
+
 def test_what_has_not_ended_is_unfinished() -> None:
     """Requests that the time after the window does not suffice for have rows that say so, without an end."""
     late = trace(request("a", 59.0, 1_000, 100), request("b", 59.5, 1_000, 38_000), request("c", 70.0, 1_000, 30_000))

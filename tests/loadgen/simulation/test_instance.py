@@ -158,6 +158,18 @@ def test_what_is_computed_is_written_through() -> None:
     assert other.fetched == 28
 
 
+def test_a_prompt_is_in_the_tier_before_its_reply_ends() -> None:
+    """With the first token, others may fetch it."""
+    tier = GlobalTier(100, KEYS)
+    subject, one = instance(tier=tier), task(20, 100, range(30))
+    subject.waiting.append(one)
+    step = subject.begin(0.0)
+    assert step
+    assert tier.prefix(one.keys) == 0
+    subject.finish(step)
+    assert tier.prefix(one.keys) == 5
+
+
 def test_without_a_tier_nothing_is_fetched() -> None:
     """An instance of a cluster without global tier computes what its own cache lacks."""
     alone(instance(), task(20, 9, range(20)))
