@@ -24,7 +24,7 @@ def shared(a: np.ndarray, b: np.ndarray) -> int:
 def follow_up(before: TraceRequest, new: int, name: str = "b", **kwargs: str) -> TraceRequest:
     """The next turn, whose prompt is the whole conversation so far and `new` tokens."""
     tokens = before.input + before.output + new
-    return request(name, 9.0, tokens, after=before, blocks=((before.blocks[0][0], tokens // SIZE),), **kwargs)
+    return request(name, 9.0, tokens, after=before, blocks=((before.blocks[0][0], tokens // SIZE),), session=session)
 
 
 @given(st.integers(1, 200), st.integers(1, 200), st.integers(1, 200), st.sampled_from([1, 2, 5]))
