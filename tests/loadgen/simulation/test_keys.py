@@ -21,7 +21,7 @@ def shared(a: np.ndarray, b: np.ndarray) -> int:
     return int(differ[0]) if len(differ) else both
 
 
-def follow_up(before: TraceRequest, new: int, name: str = "b", **kwargs: str) -> TraceRequest:
+def follow_up(before: TraceRequest, new: int, name: str = "b", session: str = "") -> TraceRequest:
     """The next turn, whose prompt is the whole conversation so far and `new` tokens."""
     tokens = before.input + before.output + new
     return request(name, 9.0, tokens, after=before, blocks=((before.blocks[0][0], tokens // SIZE),), session=session)
