@@ -1,0 +1,63 @@
+"""Least delay, on worked numbers. Every choice here can be checked by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from extproc.model import Reason
+from extproc.policies import View, registry
+
+
+def choose(*, refetch: float = 1.0, **changes: Any) -> int:
+    """A follow-up of 1,000 bytes; instance 0 holds 900 of it, 2 holds 500, 1 and 3 hold nothing; nobody is busy."""
+    values: dict[str, Any] = {
+        "turn": 5,
+        "history": 900,
+        "prompt": 1000,
+        "hits": [900, 0, 500, 0],
+        "loads": [0, 0, 0, 0],
+        "cursor": 0,
+        "unprefilled": [0, 0, 0, 0],
+    }
+    verdict = registry.get("least-delay")(View(**(values | changes)), refetch=refetch)
+    assert verdict.reason is Reason.SCORED
+    return verdict.candidate
+
+
+def test_an_idle_instance_does_not_take_a_follow_up_from_its_cache() -> None:
+    """100 bytes behind one request are less than 1,000 on an idle instance: f = [200, 1000, 500, 1000]."""
+    assert choose(loads=[1, 0, 0, 0]) == 0
+
+
+def test_requests_in_flight_wait_for_a_prefill_too() -> None:
+    """f = [100 * 6, 1000, 500, 1000]: five requests outweigh what another instance lacks."""
+    assert choose(loads=[4, 0, 0, 0]) == 0
+    assert choose(loads=[5, 0, 0, 0]) == 2
+
+
+def test_prefill_that_waits_counts_once() -> None:
+    """f = [401 + 100, 1000, 500, 1000], and with 399 it is 499."""
+    assert choose(unprefilled=[399, 0, 0, 0]) == 0
+    assert choose(unprefilled=[401, 0, 0, 0]) == 2
+
+
+@pytest.mark.parametrize(("refetch", "candidate"), [(1.0, 0), (0.5, 2), (0.0, 1)])
+def test_a_cheap_refetch_lets_go_of_a_cache(refetch: float, candidate: int) -> None:
+    """f = 250 + 100 at 0, and elsewhere 100 + refetch * (900 - hit): [350, 1000, 500, 1000], [350, 550, 300, 550] and
+    [350, 100, 100, 100]."""
+    assert choose(unprefilled=[250, 0, 0, 0], refetch=refetch) == candidate
+
+
+def test_first_turns_spread_once_the_holder_is_busy() -> None:
+    """A shared prompt of 900 bytes draws a first turn to an idle holder, and not to one with ten requests more."""
+    first = {"turn": 0, "history": 0, "hits": [900, 0, 0, 0]}
+    assert choose(**first) == 0
+    assert choose(**first, loads=[10, 1, 0, 1]) == 2
+
+
+def test_loads_in_bytes_count_as_requests_like_this_one() -> None:
+    """In a prefill pool 5,000 bytes are five prompts of 1,000: f = [5000 + 100 * 6, 1000, 500, 1000]."""
+    assert choose(loads=[5000, 0, 0, 0], unit=1000) == 2
+    assert choose(loads=[3000, 0, 0, 0], unit=1000) == 0
