@@ -1,0 +1,194 @@
+"""What is simulated, as data: parts of the search, their cases, and who competes in each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from unittest.mock import patch
+
+from extproc.loads import Loads, Ticket
+from loadgen import sweep
+from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+
+TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
+CLAUDE_CODE = TRACES / "claude-code" / "sessions.jsonl.gz"
+MOONCAKE = TRACES / "mooncake" / "conversation_trace.jsonl"
+
+Who = tuple[str, Mapping[str, float]]
+SMETRIC: Who = ("smetric", {})
+LEAST_LOADED: Who = ("least-loaded", {})
+DYNAMO: Who = ("dynamo", {})
+BAILIAN: tuple[Who, ...] = tuple(("bailian", {"weight": weight}) for weight in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9))
+LMETRIC: tuple[Who, ...] = (("lmetric", {}), ("lmetric", {"idle": 1.0}))
+WINNER: Who = ("least-delay", {})
+WINNER_WITH_TIER: Who = ("least-delay", {"refetch": 0.5})
+
+BASELINES = (LEAST_LOADED, *BAILIAN, *LMETRIC, DYNAMO)
+FEW_BASELINES = (LEAST_LOADED, BAILIAN[1], BAILIAN[3], *LMETRIC)
+FINALISTS = (SMETRIC, WINNER, WINNER_WITH_TIER)
+
+SMALL = Scenario(instances=16, warmup_s=900.0, measure_s=600.0, block_size=128)
+LARGE = Scenario(block_size=128)
+
+
+def until_the_end(scenario: Scenario, rows: Path | None) -> sweep.Measures:
+    """Simulate a router that does not learn when a prefill ends: its bytes count until the reply has ended."""
+    with patch.object(Ticket, "prefilled", lambda _: None):
+        return sweep.simulated(scenario, rows)
+
+
+def from_headers(scenario: Scenario, rows: Path | None) -> sweep.Measures:
+    """Simulate a router that takes headers for the end of prefill, before engines that send them at once."""
+    start = Loads.start
+
+    def at_once(loads: Loads, pool: str, instance: str, prefill: int) -> Ticket:
+        ticket = start(loads, pool, instance, prefill)
+        ticket.prefilled()
+        return ticket
+
+    with patch.object(Loads, "start", at_once):
+        return sweep.simulated(scenario, rows)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One cluster under one workload, and its rates."""
+
+    name: str
+    base: Scenario
+    rates: tuple[float, ...]
+    work: Callable[[Scenario, Path | None], sweep.Measures] = sweep.simulated
+
+    def scenarios(self, who: Sequence[Who], seeds: Sequence[int]) -> list[Scenario]:
+        """All policies of a seed side by side, so that a trace is made once."""
+        return [
+            replace(self.base, rate=rate, seed=seed, policy=policy, options=options)
+            for rate in self.rates
+            for seed in seeds
+            for policy, options in who
+        ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """Cases with the same competitors: a table of the document."""
+
+    title: str
+    cases: tuple[Case, ...]
+    who: tuple[Who, ...]
+    seeds: tuple[int, ...]
+    baselines: bool = False  # whether SMetric is held against the best of them, instead of all against SMetric
+
+
+def _on(scenario: Scenario, share: float) -> tuple[Case, Case, Case, Case]:
+    """The workloads; `share` scales rates meant for 32 instances."""
+
+    def rates(*of: float) -> tuple[float, ...]:
+        return tuple(rate * share for rate in of)
+
+    claude = replace(scenario, workload=str(CLAUDE_CODE))
+    mooncake = replace(scenario, workload=str(MOONCAKE), dispatch=Dispatch.TRACE, block_size=512)
+    return (
+        Case(name="synthetic", base=scenario, rates=rates(5, 6, 7, 8)),
+        Case(name="synthetic, no global tier", base=replace(scenario, global_ratio=0.0), rates=rates(3, 4, 5)),
+        Case(name="Claude Code", base=claude, rates=rates(2.5, 3, 3.5)),
+        Case(name="Mooncake", base=mooncake, rates=rates(10, 12, 14)),
+    )
+
+
+_SCREEN = tuple(replace(case, rates=(rate,)) for case, rate in zip(_on(SMALL, 0.5), (3.5, 2.0, 1.5, 6.0), strict=True))
+_DELAYS: tuple[Who, ...] = tuple(
+    ("delay", options)
+    for options in (
+        {"queue": 0.0},
+        {"queue": 0.5},
+        {"queue": 2.0},
+        {"queue": 4.0},
+        {"held_up": 0.0},
+        {"held_up": 0.25},
+        {"held_up": 0.5},
+        {"held_up": 2.0},
+        {"queue": 0.0, "held_up": 0.0, "decode": 2000.0},
+        {"decode": 500.0},
+        {"pair": 1.0},
+        {"refetch": 0.5, "pair": 1.0},
+    )
+)
+_REFETCHES: tuple[Who, ...] = tuple(("least-delay", {"refetch": x}) for x in (1.0, 0.75, 0.5, 0.2, 0.1))
+_VARIANTS: tuple[Who, ...] = (
+    ("smetric-near", {"first": 1.0}),
+    ("smetric-near", {"first": 1.0, "near": 1.0}),
+    ("smetric-near", {"slack": 1.0}),
+    ("smetric-near", {"slack": 2.0}),
+    ("sticky-delay", {}),
+)
+
+
+def _varied(name: str, rates: tuple[float, ...] = (2.5, 3.0, 3.5, 4.0), **fields: object) -> Case:
+    return Case(name=name, base=replace(SMALL, **fields), rates=rates)  # type: ignore[arg-type]
+
+
+PARTS: Mapping[str, Part] = {
+    "screen": Part(
+        title="Candidates, at one rate near the knee (16 instances)",
+        cases=_SCREEN,
+        who=(SMETRIC, *_VARIANTS, *_DELAYS, *_REFETCHES),
+        seeds=(0, 1, 2),
+    ),
+    "signal": Part(
+        title="What the router knows of the end of a prefill (16 instances)",
+        cases=tuple(
+            replace(case, name=f"{case.name}, {name}", work=work)
+            for case in _SCREEN
+            for name, work in (("until the reply ends", until_the_end), ("until the headers", from_headers))
+        ),
+        who=FINALISTS,
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    "finals": Part(
+        title="Finalists (32 instances)",
+        cases=_on(LARGE, 1.0),
+        who=FINALISTS,
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    "elsewhere": Part(
+        title="The winner in other settings",
+        cases=(
+            _varied("asynchronous fetch, 6.5 GB/s", fetch=Fetch.ASYNC, fetch_gbps=6.5),
+            _varied("global tier 0.5x", (2.0, 2.5, 3.0), global_ratio=0.5),
+            _varied("global tier 1.6x", global_ratio=1.6),
+            _varied("index: routed", index=IndexView.ROUTED),
+            _varied("index: never evicting", index=IndexView.NEVER_EVICTING),
+            _varied("disaggregated", (3.0, 3.5, 4.0), layout=Layout.DISAGGREGATED),
+            Case(
+                name="235B, 8 instances of 4 H20",
+                base=replace(SMALL, model="235b-4xh20", instances=8),
+                rates=(1.0, 1.25, 1.5, 1.75),
+            ),
+        ),
+        who=(*FINALISTS, LEAST_LOADED, BAILIAN[1], BAILIAN[3]),
+        seeds=(0, 1, 2, 3, 4),
+    ),
+    "margin": Part(
+        title="SMetric against the best-tuned baseline, one factor at a time (16 instances)",
+        cases=(
+            _varied("base: blocking 4 GB/s, exact index, think times, tier 4.6x"),
+            _varied("fetch: blocking 3 GB/s", fetch_gbps=3.0),
+            _varied("fetch: blocking 6.5 GB/s", fetch_gbps=6.5),
+            _varied("fetch: asynchronous 6.5 GB/s", fetch=Fetch.ASYNC, fetch_gbps=6.5),
+            _varied("index: never evicting", index=IndexView.NEVER_EVICTING),
+            _varied("index: routed", index=IndexView.ROUTED),
+            _varied("tier: none", (1.5, 2.0, 2.5), global_ratio=0.0),
+            _varied("tier: 0.5x", (2.0, 2.5, 3.0), global_ratio=0.5),
+            _varied("tier: 1.6x", global_ratio=1.6),
+            _varied("dispatch: by the trace", dispatch=Dispatch.TRACE),
+            _varied("forks: none", workload="paper-trace-1-no-forks"),
+            _varied("skew: private prompts", workload="paper-trace-1-private"),
+            _varied("skew: one prompt for all", workload="paper-trace-1-one-prompt"),
+        ),
+        who=(SMETRIC, *BASELINES),
+        seeds=(0, 1, 2, 3, 4),
+        baselines=True,
+    ),
+}
