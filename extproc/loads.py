@@ -1,7 +1,9 @@
-"""Requests in flight and bytes still to prefill, per instance: synchronous and O(1), so that every exit path pays back.
+"""Requests in flight and bytes to prefill for them, per instance: synchronous and O(1), so every exit path pays back.
 
-A request counts from the decision until its ext_proc stream ends; its prompt counts as unprefilled until the response
-headers come. What other router replicas have in flight is merged in from outside (`replicas.py`).
+A request counts from the decision until its ext_proc stream ends, and so does what its instance has to prefill for it:
+an engine sends the headers of a streamed answer before it prefills, so nothing tells when that is done. Where one
+instance prefills for another, its answer does (`disaggregation.PairTicket`). What other router replicas have in flight
+is merged in from outside (`replicas.py`).
 """
 
 from __future__ import annotations
@@ -20,16 +22,10 @@ class Ticket:
         self._where = where
         self._prefill = prefill
 
-    def prefilled(self) -> None:
-        """The prefill is over: response headers have come."""
-        if self._loads is not None and self._prefill:
-            self._loads._add(self._where, 0, -self._prefill)  # noqa: SLF001 - a ticket is part of Loads
-            self._prefill = 0
-
     def move(self, instance: str) -> None:
         """Envoy reached another instance of the pool than chosen."""
         if self._loads is not None and instance != self._where[1]:
-            self._loads._add(self._where, -1, -self._prefill)  # noqa: SLF001
+            self._loads._add(self._where, -1, -self._prefill)  # noqa: SLF001 - a ticket is part of Loads
             self._where = (self._where[0], instance)
             self._loads._add(self._where, 1, self._prefill)  # noqa: SLF001
 

@@ -41,7 +41,10 @@ SHADOW_HIT_BYTES = Counter(
 STREAMS = Gauge("smetric_streams", "ext_proc streams open: one for each request in flight.", registry=REGISTRY)
 IN_FLIGHT = Gauge("smetric_in_flight", "Requests in flight.", ["pool", "instance"], registry=REGISTRY)
 UNPREFILLED_BYTES = Gauge(
-    "smetric_unprefilled_bytes", "Prompt bytes still to prefill.", ["pool", "instance"], registry=REGISTRY
+    "smetric_unprefilled_bytes",
+    "Prompt bytes that were not cached, of requests in flight; in prefill instances, until they are prefilled.",
+    ["pool", "instance"],
+    registry=REGISTRY,
 )
 UNHEALTHY = Gauge(
     "smetric_unhealthy",

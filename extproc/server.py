@@ -21,6 +21,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from extproc import disaggregation, metrics, routing, tls, wire
 from extproc.admission import Subset
 from extproc.config import RouteSettings
+from extproc.disaggregation import PairTicket
 from extproc.errors import BodyTimeout, NoInstance, Shed
 from extproc.exchange import Exchange, ProtocolViolation
 from extproc.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
@@ -119,7 +120,7 @@ class Processor:
                     elif isinstance(output, Prefill):
                         outputs.extend(await self._prefill(stream, output))
                     elif isinstance(output, Prefilled):
-                        self._prefilled(stream, output)
+                        self._answered(stream, output)
                     elif isinstance(output, Seen):
                         await self._seen(stream, output)
                     else:
@@ -184,7 +185,7 @@ class Processor:
             else:
                 metrics.PREFILLS.labels(pool.name, Outcome.OK.value).inc()
                 pool.suspects.cleared(instance.address)
-                routed.ticket.prefilled()
+                _prefilled(routed)
                 return self._send(pool, stream, routed, disaggregation.decode_body(wanted.body, params))
         return self._send(pool, stream, routed)
 
@@ -218,15 +219,15 @@ class Processor:
         selection = wanted.headers.get(routing.CONFORMANCE_SELECTION) if self._conformance else None
         return Subset([selection]) if selection else wanted.subset
 
-    def _prefilled(self, stream: _Stream, answered: Prefilled) -> None:
-        """The engine has answered: its prefill is over, and Envoy may have reached another host than the chosen one.
+    def _answered(self, stream: _Stream, answered: Prefilled) -> None:
+        """The engine has answered: Envoy may have reached another host than the chosen one.
 
         Where Envoy names no host, because it reached none or is not asked to, the answer counts as the chosen one's.
         """
         if stream.pool is None or stream.routed is None:
             return
         ticket, chosen = stream.routed.ticket, stream.routed.choice.instance
-        ticket.prefilled()
+        _prefilled(stream.routed)
         served = answered.served or chosen.address
         if not stream.pool.reached(chosen, served, time.monotonic(), erred=answered.status in ERRORS):
             metrics.SERVED_ELSEWHERE.labels(stream.pool.name).inc()
@@ -292,3 +293,9 @@ def credentials(certificates: tls.Source) -> grpc.ServerCredentials:
 
 def _metadata(context: Any) -> Metadata:
     return tuple((key, value) for key, value in context.invocation_metadata() or () if key.startswith("x-smetric-"))
+
+
+def _prefilled(routed: Routed) -> None:
+    """The instance that prefills for another is done. One that does both answers before it prefills, if it streams."""
+    if isinstance(routed.ticket, PairTicket):
+        routed.ticket.prefilled()

@@ -11,20 +11,11 @@ from extproc.loads import Loads, Ticket
 
 
 def test_a_request_counts_from_start_to_release() -> None:
-    """In flight and unprefilled rise at the start; the prefill ends first, the request last."""
+    """Requests and bytes to prefill rise at the start and fall at the end."""
     loads = Loads()
     ticket = loads.start("pool", "a", 4000)
     assert loads.view("pool", ["a", "b"]) == ([1, 0], [4000, 0])
-    ticket.prefilled()
-    assert loads.view("pool", ["a"]) == ([1], [0])
     ticket.release()
-    assert loads.snapshot("pool") == {}
-
-
-def test_a_request_without_response_gives_its_prefill_back() -> None:
-    """An abort before the response headers releases both counts."""
-    loads = Loads()
-    loads.start("pool", "a", 4000).release()
     assert loads.snapshot("pool") == {}
 
 
@@ -68,7 +59,7 @@ def test_peers_are_taken_to_do_what_we_just_did() -> None:
     assert loads.view("pool", ["a", "b"]) == ([2, 0], [200, 0])
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["start", "prefilled", "move", "release"]))))
+@given(st.lists(st.tuples(st.integers(0, 9), st.sampled_from(["start", "move", "release"]))))
 def test_the_books_balance_after_any_interleaving(steps: list[tuple[int, str]]) -> None:
     """Whatever happens to tickets, in any order and any number of times, counts equal the tickets still open."""
     loads = Loads()
@@ -77,16 +68,12 @@ def test_the_books_balance_after_any_interleaving(steps: list[tuple[int, str]]) 
         if step == "start" and number not in tickets:
             tickets[number] = loads.start("pool", "ab"[number % 2], number)
         elif number in tickets:
-            step_of = {
-                "prefilled": tickets[number].prefilled,
-                "release": tickets[number].release,
-                "move": partial(tickets[number].move, "b"),
-            }
-            step_of.get(step, tickets[number].prefilled)()
+            ticket = tickets[number]
+            step_of = {"release": ticket.release, "move": partial(ticket.move, "b")}
+            step_of.get(step, ticket.release)()
         assert all(requests >= 0 and prefill >= 0 for requests, prefill in loads.snapshot("pool").values())
     for ticket in tickets.values():
         ticket.release()
         ticket.release()
-        ticket.prefilled()
         ticket.move("a")
     assert loads.snapshot("pool") == {}

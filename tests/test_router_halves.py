@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from extproc.config import RouteSettings
+from extproc.disaggregation import PairTicket
 from extproc.errors import Shed
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
@@ -86,6 +87,7 @@ async def test_the_load_of_the_prefill_side_is_unprefilled_bytes() -> None:
     _, _, long = await setup.pick([says("user", "long " * 10_000)])
     for _ in range(3):
         assert (await setup.pick([says("user", "short")]))[0] == 1
+    assert isinstance(long.ticket, PairTicket)
     long.ticket.prefilled()
     prefill, _, routed = await setup.pick(FIRST)
     assert prefill == 0
@@ -111,6 +113,7 @@ async def test_loads_of_both_sides_balance() -> None:
     _, _, routed = await setup.pick(FIRST)
     prefill, decode = (instance.name for instance in setup.pool.instances)
     assert setup.loads.snapshot("pool") == {prefill: (1, routed.choice.prompt), decode: (1, 0)}
+    assert isinstance(routed.ticket, PairTicket)
     routed.ticket.prefilled()
     assert setup.loads.snapshot("pool") == {decode: (1, 0)}
     routed.ticket.release()

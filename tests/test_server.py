@@ -117,7 +117,7 @@ async def until_idle(served: Served) -> None:
 
 
 async def test_one_exchange(served: Served) -> None:
-    """The destination comes with the body's answer; load is held until the stream ends, prefill until the headers."""
+    """The destination comes with the body's answer; load and bytes to prefill are held until the stream ends."""
     stream = served.stream()
     _, decided = await ask(stream, headers(), body(BODY))
     metadata = decided["dynamic_metadata"]
@@ -127,8 +127,8 @@ async def test_one_exchange(served: Served) -> None:
     assert {"policy", "hit_bytes", "best_hit_bytes", "history_bytes", "prompt_bytes"} <= explained.keys()
     assert {"load", "mean_load", "decision_ms"} <= explained.keys()
     assert served.loads.view("pool", ["10.0.0.0:8000"]) == ([1], [int(explained["prompt_bytes"])])
-    await ask(stream, answered())
-    assert served.loads.view("pool", ["10.0.0.0:8000"]) == ([1], [0])
+    await ask(stream, answered())  # an engine that streams sends its headers before it prefills
+    assert served.loads.view("pool", ["10.0.0.0:8000"]) == ([1], [int(explained["prompt_bytes"])])
     await stream.done_writing()
     assert await stream.read() is grpc.aio.EOF
     assert served.loads.snapshot("pool") == {}
@@ -138,8 +138,9 @@ async def test_one_exchange(served: Served) -> None:
 async def test_an_instance_that_envoy_could_not_reach(served: Served) -> None:
     """The load moves to who answered, and the next decision avoids who did not."""
     stream = served.stream()
-    await ask(stream, headers(), body(BODY), answered(served_by="10.0.0.1:8000"))
-    assert served.loads.snapshot("pool") == {"10.0.0.1:8000": (1, 0)}
+    _, decided, _ = await ask(stream, headers(), body(BODY), answered(served_by="10.0.0.1:8000"))
+    prompt = int(decided["dynamic_metadata"]["smetric"]["prompt_bytes"])
+    assert served.loads.snapshot("pool") == {"10.0.0.1:8000": (1, prompt)}
     await ask(served.stream(), headers(), body(BODY))
     assert served.routed == ["10.0.0.0:8000", "10.0.0.1:8000"]
     stream.cancel()

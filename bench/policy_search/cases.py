@@ -10,6 +10,8 @@ from unittest.mock import patch
 from extproc.loads import Loads, Ticket
 from loadgen import sweep
 from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.simulation.cluster import _Cluster
+from loadgen.simulation.instance import SimulatedTask
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 CLAUDE_CODE = TRACES / "claude-code" / "sessions.jsonl.gz"
@@ -32,22 +34,25 @@ SMALL = Scenario(instances=16, warmup_s=900.0, measure_s=600.0, block_size=128)
 LARGE = Scenario(block_size=128)
 
 
-def until_the_end(scenario: Scenario, rows: Path | None) -> sweep.Measures:
-    """Simulate a router that does not learn when a prefill ends: its bytes count until the reply has ended."""
-    with patch.object(Ticket, "prefilled", lambda _: None):
+def first_token(scenario: Scenario, rows: Path | None) -> sweep.Measures:
+    """Simulate a router that learns of the first token, and takes the prompt's bytes off the load then."""
+    tell = _Cluster._first_token
+
+    def first(cluster: _Cluster, task: SimulatedTask) -> None:
+        ticket = cluster._tickets[task.row.request].ticket
+        if isinstance(ticket, Ticket) and ticket._loads is not None:
+            ticket._loads._add(ticket._where, 0, -ticket._prefill)
+            ticket._prefill = 0
+        tell(cluster, task)
+
+    with patch.object(_Cluster, "_first_token", first):
         return sweep.simulated(scenario, rows)
 
 
 def from_headers(scenario: Scenario, rows: Path | None) -> sweep.Measures:
     """Simulate a router that takes headers for the end of prefill, before engines that send them at once."""
     start = Loads.start
-
-    def at_once(loads: Loads, pool: str, instance: str, prefill: int) -> Ticket:
-        ticket = start(loads, pool, instance, prefill)
-        ticket.prefilled()
-        return ticket
-
-    with patch.object(Loads, "start", at_once):
+    with patch.object(Loads, "start", lambda loads, pool, instance, _: start(loads, pool, instance, 0)):
         return sweep.simulated(scenario, rows)
 
 
@@ -143,7 +148,7 @@ PARTS: Mapping[str, Part] = {
         cases=tuple(
             replace(case, name=f"{case.name}, {name}", work=work)
             for case in _SCREEN
-            for name, work in (("until the reply ends", until_the_end), ("until the headers", from_headers))
+            for name, work in (("until the first token", first_token), ("until the headers", from_headers))
         ),
         who=FINALISTS,
         seeds=(0, 1, 2, 3, 4),

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
+from extproc.disaggregation import PairTicket
 from extproc.router import Routed
 from loadgen.records import Row
 from loadgen.scenario import Dispatch, Layout, Scenario
@@ -192,7 +193,8 @@ class _Cluster:
     def _first_token(self, task: SimulatedTask) -> None:
         row = task.row
         row.first_s, row.local, row.fetched = self._now, task.hit, task.fetched
-        self._tickets[row.request].ticket.prefilled()
+        if isinstance(ticket := self._tickets[row.request].ticket, PairTicket):
+            ticket.prefilled()  # as the product: an instance that also decodes does not tell
 
     def _finished(self, task: SimulatedTask) -> None:
         if self._colocated:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from extproc.disaggregation import PairTicket
 from loadgen.scenario import IndexView, Layout, Scenario
 from loadgen.simulation.gateway import DECODER, POOL, Gateway
 from loadgen.simulation.instance import Removed, Stored
@@ -84,6 +85,7 @@ def test_only_prefill_instances_compute_where_prefill_is_apart() -> None:
     assert routed.choice.instance.name == DECODER
     loads = subject._router._loads
     assert sum(loads.view(POOL, NAMES)[1]) > 0
+    assert isinstance(routed.ticket, PairTicket)
     routed.ticket.prefilled()
     assert sum(loads.view(POOL, NAMES)[1]) == 0
     routed.ticket.release()
