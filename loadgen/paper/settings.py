@@ -98,11 +98,10 @@ COLOCATED = Setting(
     unit=4.75,
     factors={
         0.0: (0.75, 1.0, 1.25),
-        0.5: (1.25, 1.5),
         1.6: (1.5, 1.75),
         FULL_RATIO: (1.0, 1.5, 1.75, 2.0),
     },
-    tuned_at={0.0: 1.0, 0.5: 1.25, 1.6: 1.5, FULL_RATIO: 1.75},
+    tuned_at={0.0: 1.0, 1.6: 1.5, FULL_RATIO: 1.75},
     baselines=("bailian", "lmetric", "least-loaded"),
 )
 LARGE = Setting(
