@@ -174,6 +174,11 @@ def stickiness(rows: Iterable[Row], window: tuple[float, float]) -> tuple[float,
     return _mean(to_first), _mean(to_before)
 
 
+def shown(value: float, form: str) -> str:
+    """A measure by a format such as "{:.1%}"; a dash for what the rows could not answer."""
+    return "-" if math.isnan(value) else form.format(value)
+
+
 def quantiles(values: Iterable[float]) -> Quantiles:
     """A distribution's points."""
     ordered = sorted(values)

@@ -1,7 +1,8 @@
 """Many simulations over all cores, each kept as a line as soon as it is done, so that an interrupted sweep goes on.
 
 A scenario is recognised by its key, which says what differs from the defaults: a field that `Scenario` gets later
-leaves older results valid. Knows no measure by name and no experiment.
+leaves older results valid. The key of a recorded trace has its content, too. Knows no measure by name and no
+experiment.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Any
 import msgspec
 
 from loadgen import simulation
-from loadgen.measures import measure
+from loadgen.measures import load_measures, measure
 from loadgen.records import RunWriter
 from loadgen.scenario import Scenario
 from loadgen.trace import Trace
@@ -38,6 +39,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
     key: str
     scenario: Scenario
+    content: str | None = None  # a digest of the recorded trace, where the workload is one
     measures: dict[str, Any] | None = None
     error: str | None = None
     wall_s: float = 0.0
@@ -47,19 +49,25 @@ class SweepFailed(Exception):
     """The results' file cannot be read or written; the message says why."""
 
 
-def key(scenario: Scenario) -> str:
-    """16 hexadecimal digits: equal for equal scenarios, whatever defaults they spell out."""
-    chosen = {
+def key(scenario: Scenario, content: str | None = None) -> str:
+    """16 hexadecimal digits: equal for equal scenarios, whatever defaults they spell out, and as read back from JSON.
+
+    `content` is `simulation.content` of the workload: a trace that was edited is another one.
+    """
+    scenario = msgspec.convert(msgspec.to_builtins(scenario), Scenario)  # 3 for a float becomes 3.0
+    chosen: dict[str, object] = {
         field.name: getattr(scenario, field.name)
         for field in fields(scenario)
         if getattr(scenario, field.name) != getattr(_DEFAULT, field.name)
     }
+    if content is not None:
+        chosen["content"] = content
     text = msgspec.json.encode(chosen, order="sorted", enc_hook=str)
     return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 def simulated(scenario: Scenario, rows: Path | None) -> Measures:
-    """Simulate and measure; with `rows`, keep the run there for figures."""
+    """Simulate and measure; with `rows`, keep the run there for figures. Raises ImpossibleScenario and TraceError."""
     trace = _trace(_trace_key(scenario))
     done = simulation.simulate(scenario, trace)
     info = simulation.info(scenario, done)
@@ -67,7 +75,10 @@ def simulated(scenario: Scenario, rows: Path | None) -> Measures:
         with RunWriter(rows, info) as writer:
             for row in done:
                 writer.add(row)
-    found: Measures = msgspec.to_builtins(measure(done, info, scenario.slo))
+    measured = measure(done, info, scenario.slo)
+    if not measured.requests:
+        raise simulation.ImpossibleScenario(simulation.idle(scenario))
+    found: Measures = msgspec.to_builtins(measured)
     return found
 
 
@@ -86,7 +97,12 @@ def run(
     result, of those from earlier too. Raises SweepFailed, and what interrupts it: what was done by then is kept.
     """
     keep = keep or {}
-    wanted = {key(scenario): scenario for scenario in scenarios}
+    contents = {workload: simulation.content(workload) for workload in {scenario.workload for scenario in scenarios}}
+
+    def name_of(scenario: Scenario) -> str:
+        return key(scenario, contents[scenario.workload])
+
+    wanted = {name_of(scenario): scenario for scenario in scenarios}
     with _Lines(path) as lines:
         found = {
             result.key: result
@@ -97,44 +113,63 @@ def run(
             if progress:
                 progress(result)
         missing = [scenario for name, scenario in wanted.items() if name not in found]
-        todo = [(scenario, keep.get(key(scenario))) for scenario in missing]
+        todo = [(scenario, keep.get(name_of(scenario))) for scenario in missing]
         for (scenario, _), outcome in spread(
             todo, partial(_timed, work), group=lambda job: _trace_key(job[0]), processes=jobs or os.cpu_count() or 1
         ):
-            name = key(scenario)
+            result = Result(key=name_of(scenario), scenario=scenario, content=contents[scenario.workload])
             if isinstance(outcome, Failed):
-                result = Result(key=name, scenario=scenario, error=outcome.reason)
+                result = msgspec.structs.replace(result, error=outcome.reason)
             else:
                 measured, seconds = outcome
-                result = Result(key=name, scenario=scenario, measures=dict(measured), wall_s=round(seconds, 3))
-            found[name] = result
+                result = msgspec.structs.replace(result, measures=dict(measured), wall_s=round(seconds, 3))
+            found[result.key] = result
             lines.add(result)
             if progress:
                 progress(result)
-    return [found[key(scenario)] for scenario in scenarios]
+    return [found[name_of(scenario)] for scenario in scenarios]
 
 
 def read(path: Path) -> list[Result]:
-    """The results of a file, the last of each scenario; a line that was cut off is left out. Raises SweepFailed."""
-    decoder = msgspec.json.Decoder(Result)
+    """The results of a file, the last of each scenario, in the order of their lines.
+
+    Blank lines and a last line that was cut off are left out. Raises SweepFailed.
+    """
     found: dict[str, Result] = {}
     number = 0
     try:
         with path.open("rb") as file:
             for line in file:
                 number += 1
-                if line.endswith(b"\n"):
-                    result = decoder.decode(line)
+                if line.endswith(b"\n") and line.strip():
+                    result = _result(line)
+                    found.pop(result.key, None)
                     found[result.key] = result
     except FileNotFoundError:
         return []
     except OSError as error:
         raise SweepFailed(f"{path}: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, ValueError) as error:
         raise SweepFailed(
-            f"{path}:{number}: not a result of a sweep: {error}. Move the file away to begin anew"
+            f"{path}:{number}: not a result of a sweep: {error}. Delete the line to have it simulated again, or move "
+            "the file away to begin anew"
         ) from error
     return list(found.values())
+
+
+def _result(line: bytes) -> Result:
+    """Raises ValueError, of which msgspec's errors of the wrong shape are, for what no sweep has written."""
+    result = msgspec.json.decode(line, type=Result)
+    if key(result.scenario, result.content) != result.key:
+        raise ValueError(f"key {result.key} belongs to another scenario than the one beside it, which was edited")
+    if result.measures is not None:
+        try:
+            load_measures(result.measures)
+        except msgspec.ValidationError as error:
+            raise ValueError(f"measures: {error}") from error
+    elif result.error is None:
+        raise ValueError("it has neither measures nor an error")
+    return result
 
 
 def _kept(directory: Path | None) -> bool:
@@ -176,23 +211,31 @@ class _Lines:
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = path.open("a+b")
+            # Unbuffered: what did not fit on the disk would be tried again on closing, and fail again.
+            self._file = path.open("a+b", buffering=0)
         except OSError as error:
             raise SweepFailed(f"{path}: {error.strerror}") from error
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             self.earlier = read(path)
+            self._drop_half_a_line()
         except BlockingIOError as error:
             self._file.close()
             raise SweepFailed(f"{path}: another sweep is writing it") from error
+        except OSError as error:
+            self._file.close()
+            raise SweepFailed(f"{path}: {error.strerror}") from error
         except SweepFailed:
             self._file.close()
             raise
-        self._drop_half_a_line()
 
     def add(self, result: Result) -> None:
-        self._file.write(msgspec.json.encode(result) + b"\n")
-        self._file.flush()
+        rest = memoryview(msgspec.json.encode(result) + b"\n")
+        try:
+            while rest:
+                rest = rest[self._file.write(rest) :]
+        except OSError as error:
+            raise SweepFailed(f"{self._path}: {error.strerror}; the results before are kept") from error
 
     def __enter__(self) -> _Lines:
         return self

@@ -347,6 +347,15 @@ def test_what_cannot_be_used_is_refused_in_few_words(metadata: dict[str, str]) -
     assert len(str(refused.value)) < 1000
 
 
+@pytest.mark.parametrize("value", ["inf", "-inf", "nan", "-1"])
+@pytest.mark.parametrize("policy", registry.names())
+def test_no_option_of_any_policy_takes_what_it_cannot_compute_with(policy: str, value: str) -> None:
+    """An infinite weight times nothing is no number, and no instance could be chosen: each option is finite, from 0."""
+    for option in registry.options(policy):
+        with pytest.raises(ConfigError, match="write a number of 0 or more"):
+            config.route_settings({"x-smetric-policy": policy, f"x-smetric-{option.replace('_', '-')}": value}, DEFAULT)
+
+
 # Instances
 
 

@@ -10,7 +10,8 @@ Source: ours (docs/policy-search.md). It is Dynamo's queue plus LMetric's produc
 request; neither does as well alone. It has no notion of a session: follow-ups stay because elsewhere they miss more.
 
 `refetch` is what a byte costs that another instance holds, against one that has to be computed: 1 where there is no
-global tier, about 0.5 with one that is fast and large.
+global tier, about 0.5 with one that is fast and large, 0 where leaving a cache costs nothing, so that caches count for
+nothing. Above 1 leaving costs more than computing anew: sessions stay longer than their own delay justifies.
 
 Loses where `refetch` promises a tier that is not there, or that is too small: sessions then wander, and are recomputed.
 """
@@ -22,7 +23,7 @@ from extproc.policies import Verdict, View, lowest
 
 
 def choose(view: View, *, refetch: float = 1.0) -> Verdict:
-    """The least sum of delays; `refetch` (0 to 1) is the price of leaving a cache."""
+    """The least sum of delays; `refetch` (0 or more, usually up to 1) is the price of leaving a cache."""
     best = max(view.hits)
     scores = [
         waiting + (view.prompt - best + refetch * (best - hit)) * (load / (view.unit or 1) + 1)

@@ -15,7 +15,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from extproc.policies import registry
 from loadgen import simulation
 from loadgen.commands import CommandError
-from loadgen.measures import Measures, measure
+from loadgen.measures import Measures, Quantiles, measure, shown
 from loadgen.profiles import PROFILES
 from loadgen.records import CSV, RunWriter, Slo, export_csv
 from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
@@ -39,9 +39,6 @@ examples:
   python -m loadgen simulate trace.jsonl --rate 3 --dispatch trace --instances 16
   python -m loadgen simulate paper-trace-1 --layout disaggregated --rate 8
 """
-
-_POSITIVE = ("rate", "measure", "instances", "local_tokens", "block_size", "fetch_gbps", "slo_tpot")
-_FROM_ZERO = ("warmup", "global_ratio", "slo_ttft", "slo_ttft_per_token")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -114,6 +111,9 @@ def run(args: argparse.Namespace) -> int:
         raise CommandError(str(error)) from error
     info = simulation.info(asked, rows)
     info.wall_s = time.monotonic() - started
+    measured = measure(rows, info)
+    if not measured.requests:
+        raise CommandError(simulation.idle(asked))
     try:
         if args.out:
             with RunWriter(args.out, info) as writer:
@@ -122,21 +122,16 @@ def run(args: argparse.Namespace) -> int:
         if args.export:
             export_csv(rows, args.out / CSV)
     except OSError as error:
-        raise CommandError(f"{error}") from error
+        raise CommandError(f"{error.filename or args.out}: {error.strerror}") from error
     console = Console(soft_wrap=True)
-    for line in _summary(asked, measure(rows, info), info.wall_s):
+    for line in _summary(asked, measured, info.wall_s):
         console.print(line, highlight=False, markup=False)
     return 0
 
 
 def scenario(args: argparse.Namespace) -> Scenario:
-    """The scenario that the options describe."""
-    for name in (*_POSITIVE, *_FROM_ZERO):
-        value = getattr(args, name)
-        if value is not None and (not 0 <= value < math.inf or (value == 0 and name in _POSITIVE)):
-            expected = "a positive number" if name in _POSITIVE else "0 or more"
-            raise CommandError(f"--{name.replace('_', '-')} {value}: {expected} is expected")
-    return Scenario(
+    """The scenario that the options describe. Raises CommandError where it cannot be simulated."""
+    asked = Scenario(
         policy=args.policy,
         options=_options(args.policy, args.option),
         workload=args.workload,
@@ -156,6 +151,22 @@ def scenario(args: argparse.Namespace) -> Scenario:
         measure_s=args.measure,
         slo=Slo(args.slo_ttft, args.slo_ttft_per_token, args.slo_tpot),
     )
+    try:
+        simulation.check(asked)
+    except simulation.UnfitValue as error:
+        raise CommandError(f"{_option(error.field, error.value)}: {error.expected}") from error
+    except simulation.ImpossibleScenario as error:
+        raise CommandError(str(error)) from error
+    return asked
+
+
+def _option(field: str, value: object) -> str:
+    """A scenario's field and its value as they are given here."""
+    if field.startswith("options."):
+        return f"--option {field.removeprefix('options.')}={value}"
+    if field == "workload":
+        return str(value)
+    return f"--{field.removesuffix('_s').replace('.', '-').replace('_', '-')} {value}"
 
 
 def _options(policy: str, given: list[str]) -> dict[str, float]:
@@ -180,14 +191,22 @@ def _summary(asked: Scenario, found: Measures, wall_s: float) -> Iterator[str]:
     ttft, tpot = found.ttft, found.tpot
     yield f"policy          {simulation.label(asked)}, seed {asked.seed}, {asked.rate:g} requests/s offered"
     yield f"requests        {found.requests} in {asked.measure_s:g} s, {found.failed} unfinished; {reasons}"
+    share, local, fetched, first = (
+        shown(100 * value, "{:.1f} %") for value in (found.slo_share, found.local, found.fetched, found.sticky_first)
+    )
     yield f"TPS within SLO  {found.tps_slo:.0f} output tokens/s ({found.tps_slo_all:.0f} with prompts); "
-    yield f"                {100 * found.slo_share:.1f} % of the requests met it"
-    yield f"reuse           {100 * found.local:.1f} % of the prompt tokens local, {100 * found.fetched:.1f} % fetched"
-    yield f"load            hottest / mean instance {found.imbalance:.2f} in tokens a minute"
-    yield f"follow-ups      {100 * found.sticky_first:.1f} % on their session's first instance"
-    yield f"TTFT            p50 {ttft.p50:.2f}, p90 {ttft.p90:.2f}, p99 {ttft.p99:.2f} s"
-    yield f"TPOT            p50 {1000 * tpot.p50:.1f}, p90 {1000 * tpot.p90:.1f}, p99 {1000 * tpot.p99:.1f} ms"
+    yield f"                {share} of the requests met it"
+    yield f"reuse           {local} of the prompt tokens local, {fetched} fetched"
+    yield f"load            hottest / mean instance {shown(found.imbalance, '{:.2f}')} in tokens a minute"
+    yield f"follow-ups      {first} on their session's first instance"
+    yield f"TTFT            {_points(ttft, 1, '{:.2f}')} s"
+    yield f"TPOT            {_points(tpot, 1000, '{:.1f}')} ms"
     yield f"simulated in    {wall_s:.1f} s"
+
+
+def _points(values: Quantiles, factor: float, form: str) -> str:
+    points = {"p50": values.p50, "p90": values.p90, "p99": values.p99}
+    return ", ".join(f"{name} {shown(factor * value, form)}" for name, value in points.items())
 
 
 @contextmanager

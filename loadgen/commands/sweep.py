@@ -16,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from extproc.policies import registry
-from loadgen import sweep
+from loadgen import simulation, sweep
 from loadgen.commands import CommandError
 from loadgen.intervals import Interval
+from loadgen.measures import shown
 from loadgen.peaks import Curve, curves, more, settings
 from loadgen.records import Slo
 from loadgen.scenario import Scenario
@@ -146,7 +147,26 @@ def scenarios(policies: Sequence[str], rates: str, ratios: str, seeds: int, sets
     for combination, seed in itertools.product(itertools.product(*grid.values()), range(seeds)):
         base = _with(dict(zip(grid, combination, strict=True)), seed)
         found += [replace(base, policy=policy, options=options) for policy, options in chosen]
+    _check(found)
     return found
+
+
+def _check(asked: Iterable[Scenario]) -> None:
+    """Raises CommandError for what cannot be simulated, in this command's words; seeds make no difference."""
+    try:
+        for scenario in asked:
+            if scenario.seed == 0:
+                simulation.check(scenario)
+    except simulation.UnfitValue as error:
+        if error.field.startswith("options."):
+            option = f"--policy {scenario.policy}:{error.field.removeprefix('options.')}={error.value}"
+        elif error.field in {"rate", "global_ratio"}:
+            option = f"--{error.field.replace('_', '-')} {error.value}"
+        else:
+            option = f"--set {error.field}={error.value}"
+        raise CommandError(f"{option}: {error.expected}") from error
+    except simulation.ImpossibleScenario as error:
+        raise CommandError(str(error)) from error
 
 
 def tables(results: Iterable[sweep.Result]) -> Iterator[Table]:
@@ -167,10 +187,10 @@ def tables(results: Iterable[sweep.Result]) -> Iterator[Table]:
 def _row(curve: Curve, first: Curve | None) -> list[str]:
     rate = curve.peak(lambda measures: measures.tps_slo)
     cells = [curve.label, _interval(curve.mean(rate, lambda measures: measures.tps_slo), "{:.0f}"), f"{rate:g}"]
-    cells += [f"{curve.mean(rate, value).mean:.1%}" for value in (lambda m: m.local, lambda m: m.reuse)]
-    cells.append(f"{curve.mean(rate, lambda measures: measures.imbalance).mean:.2f}")
+    cells += [shown(curve.mean(rate, value).mean, "{:.1%}") for value in (lambda m: m.local, lambda m: m.reuse)]
+    cells.append(shown(curve.mean(rate, lambda measures: measures.imbalance).mean, "{:.2f}"))
     p50, p90 = (curve.mean(rate, value).mean for value in (lambda m: m.ttft.p50, lambda m: m.ttft.p90))
-    cells.append(f"{p50:.2f} / {p90:.1f}")
+    cells.append(f"{shown(p50, '{:.2f}')} / {shown(p90, '{:.1f}')}")
     if first is not None and curve is not first:
         base = first.at(first.peak(lambda measures: measures.tps_slo), lambda measures: measures.tps_slo)
         cells.append(_interval(more(curve.at(rate, lambda measures: measures.tps_slo), base), "{:+.1%}"))

@@ -78,14 +78,15 @@ def _sweep(path: Path, notes: list[str]) -> Iterator[Point]:
     failed = [result for result in results if result.measures is None]
     if failed:
         notes.append(f"{path}: {len(failed)} of {len(results)} simulations failed, the first with: {failed[0].error}")
+    contents = {result.scenario.workload: result.content for result in results}  # the last of each
+    for workload, content in contents.items():
+        edited = [r for r in results if r.scenario.workload == workload and r.content != content]
+        if edited:
+            notes.append(f"{path}: {len(edited)} simulations of an earlier content of {workload} are left out")
     for result in results:
-        if result.measures is None:
-            continue
         scenario = result.scenario
-        try:
-            measures = load_measures(result.measures)
-        except msgspec.ValidationError as error:
-            raise Unreadable(f"{path}: measures of seed {scenario.seed}, rate {scenario.rate:g}: {error}") from error
+        if result.measures is None or result.content != contents[scenario.workload]:
+            continue
         yield Point(
             setting=_setting("simulate", _facts(scenario)),
             label=sweep.label(scenario),
@@ -94,7 +95,7 @@ def _sweep(path: Path, notes: list[str]) -> Iterator[Point]:
             ratio=scenario.global_ratio,
             rate=scenario.rate,
             seed=scenario.seed,
-            measures=measures,
+            measures=load_measures(result.measures),
         )
 
 

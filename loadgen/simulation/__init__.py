@@ -6,14 +6,27 @@
     cluster.py   the event loop
     memory.py    the caches of the instances, and of the cluster, as arrays
     workload.py  what a scenario's requests are      about.py  what a run says of itself
+    checks.py    which scenarios can be simulated
 
 Same scenario, same rows: nothing here reads a clock or an unseeded random number.
 """
 
 from __future__ import annotations
 
-from loadgen.simulation.about import info, label
+from loadgen.simulation.about import idle, info, label
+from loadgen.simulation.checks import UnfitValue, check
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario, simulate
-from loadgen.simulation.workload import workload
+from loadgen.simulation.workload import content, workload
 
-__all__ = ["DRAIN_S", "ImpossibleScenario", "info", "label", "simulate", "workload"]
+__all__ = [
+    "DRAIN_S",
+    "ImpossibleScenario",
+    "UnfitValue",
+    "check",
+    "content",
+    "idle",
+    "info",
+    "label",
+    "simulate",
+    "workload",
+]

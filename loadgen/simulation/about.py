@@ -14,8 +14,11 @@ _ELSEWHERE = {"policy", "options", "workload", "rate", "seed", "instances", "slo
 
 
 def label(scenario: Scenario) -> str:
-    """The policy, with those of its options that are not the defaults: "bailian weight=0.8"."""
-    defaults = registry.options(scenario.policy)
+    """The policy, with those of its options that are not the defaults: "bailian weight=0.8".
+
+    Of a policy that there is no longer, as an old sweep may have it, all options that were given.
+    """
+    defaults = registry.options(scenario.policy) if scenario.policy in registry.names() else {}
     chosen = [f"{name}={value:g}" for name, value in sorted(scenario.options.items()) if defaults.get(name) != value]
     return " ".join([scenario.policy, *chosen])
 
@@ -36,4 +39,12 @@ def info(scenario: Scenario, rows: Sequence[Row] = ()) -> RunInfo:
         settings=settings
         | {f"slo_{name}": value for name, value in asdict(scenario.slo).items()}
         | {"requests": len(rows)},
+    )
+
+
+def idle(scenario: Scenario) -> str:
+    """Why a run without a request in its window has nothing to say, and what to do."""
+    return (
+        f"no request is due in the {scenario.measure_s:g} s that are measured, at {scenario.rate:g} requests a second: "
+        "measure for longer, or at a higher rate"
     )

@@ -5,15 +5,16 @@ It depends on workload, rate, seed and length alone, so that all policies of a s
 
 from __future__ import annotations
 
-from functools import lru_cache
+import hashlib
+from functools import lru_cache, partial
 from pathlib import Path
 
 from loadgen.arrivals import arrange, fitting
 from loadgen.profiles import PROFILES
 from loadgen.scenario import Scenario
+from loadgen.simulation.checks import cache_tokens
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario
 from loadgen.synthetic import generate
-from loadgen.timing import PROFILES as MODELS
 from loadgen.trace import Trace
 from loadgen.traces import load
 
@@ -41,8 +42,31 @@ def workload(scenario: Scenario) -> Trace:
 
 def _fits(scenario: Scenario, trace: Trace) -> int:
     """Tokens of the largest request that an instance can hold: larger ones are left out, as an engine refuses them."""
-    local = scenario.local_tokens or MODELS[scenario.model].capacity
-    return local - local % (scenario.block_size or trace.block_size)
+    return cache_tokens(scenario, scenario.block_size or trace.block_size)
+
+
+def content(workload: str) -> str | None:
+    """A digest of a recorded trace's bytes, of a directory's .json files with their names; None for a profile.
+
+    None too for what cannot be read: whoever loads it says why.
+    """
+    path = Path(workload)
+    if workload in PROFILES:
+        return None
+    try:
+        if not path.is_dir():
+            return _digested(path)
+        digest = hashlib.blake2b(digest_size=8)
+        for file in sorted(path.glob("*.json")):
+            digest.update(f"{file.name}\0{_digested(file)}\0".encode(errors="surrogateescape"))
+    except OSError:
+        return None
+    return digest.hexdigest()
+
+
+def _digested(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=8)).hexdigest()
 
 
 @lru_cache(maxsize=1)

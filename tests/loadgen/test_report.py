@@ -207,6 +207,27 @@ def test_failed_simulations_are_counted(tmp_path: Path) -> None:
     assert "1 of 2 simulations failed, the first with: capacity is smaller than a prompt" in material.notes[0]
 
 
+def test_a_policy_that_is_gone_is_shown(tmp_path: Path) -> None:
+    """A sweep outlives a policy: its results are shown under its name, with the options it was given."""
+    gone = scenario("no-longer-there", {"depth": 2.0})
+    write_sweep(tmp_path / "s", [scenario(), gone])
+    assert main(["report", str(tmp_path / "s"), "--out", str(tmp_path / "out")]) == 0
+    assert "no-longer-there depth=2" in (tmp_path / "out" / "tables.md").read_text()
+
+
+def test_results_of_an_edited_trace_are_not_mixed(tmp_path: Path) -> None:
+    """Of a trace that was edited between two sweeps, the last content's results are shown, and the rest is said."""
+    asked = [scenario(workload="trace.jsonl", seed=seed) for seed in (0, 1)]
+    write_sweep(tmp_path, asked)
+    line = msgspec.json.decode((tmp_path / FILE).read_bytes().splitlines()[0], type=Result)
+    later = msgspec.structs.replace(line, key=key(line.scenario, "0" * 16), content="0" * 16)
+    with (tmp_path / FILE).open("ab") as file:
+        file.write(msgspec.json.encode(later) + b"\n")
+    material = read([tmp_path])
+    assert [point.seed for point in material.groups[0].points] == [0]
+    assert "2 simulations of an earlier content of trace.jsonl are left out" in material.notes[0]
+
+
 def test_too_many_curves_leave_each_policys_best(tmp_path: Path) -> None:
     """A figure has no more curves than one can tell apart; the tables have all."""
     options: list[dict[str, float]] = [{"weight": 0.1 * number} for number in range(1, MOST + 1)]

@@ -83,6 +83,16 @@ def test_a_trace_is_resampled_to_the_rate(tmp_path: Path) -> None:
             ["paper-trace-1", *SHORT, "--local-tokens", "2000"],
             "cache of 1984 tokens: raise --local-tokens",
         ),
+        (["paper-trace-1", "--policy", "least-delay", "--option", "refetch=inf"], "--option refetch=inf: a finite"),
+        (
+            ["paper-trace-1", "--policy", "bailian", "--option", "weight=-1"],
+            "--option weight=-1.0: a number of 0",
+        ),
+        (["paper-trace-1", "--block-size", "4096", "--local-tokens", "64"], "a block of 4096 tokens does not fit"),
+        (
+            ["paper-trace-1", "--instances", "1", "--warmup", "0", "--measure", "1e-9"],
+            "no request is due in the 1e-09",
+        ),
         (["paper-trace-1", "--export", "csv"], "--export needs --out"),
         (["paper-trace-1", "--slo-tpot", "-1"], "--slo-tpot -1.0: a positive number is expected"),
     ],
@@ -94,6 +104,22 @@ def test_what_cannot_be_is_one_line(arguments: list[str], said: str, capsys: pyt
     assert said in streams.err
     assert len(streams.err.strip().splitlines()) == 1
     assert not streams.out
+
+
+def test_a_trace_whose_blocks_are_too_large_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A cache smaller than one block of the trace is the cause, not the trace's requests."""
+    file = tmp_path / "trace.jsonl"
+    file.write_text('{"timestamp": 0, "input_length": 512, "output_length": 1, "hash_ids": [1]}\n')
+    assert simulate(str(file), *SHORT, "--local-tokens", "64") == 1
+    assert "a block of 512 tokens does not fit an instance's cache of 64 tokens" in capsys.readouterr().err
+
+
+def test_what_a_short_run_cannot_tell_is_a_dash(capsys: pytest.CaptureFixture[str]) -> None:
+    """Less than a minute has no load a minute: the summary never says nan."""
+    assert simulate("paper-trace-1", *SHORT) == 0
+    out = capsys.readouterr().out
+    assert "instance - in tokens a minute" in out
+    assert "nan" not in out
 
 
 def test_a_broken_line_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from loadgen import cli, sweep
+from loadgen import cli, simulation, sweep
 from loadgen.commands import CommandError
 from loadgen.commands.sweep import scenarios, tables
 from loadgen.measures import Measures, measure
@@ -38,7 +39,7 @@ def measures(tps: float) -> Measures:
 
 
 def fake(scenario: Scenario, rows: Path | None) -> dict[str, Any]:
-    """A simulation that has one measure, its process's id, and fails or dies where the scenario says so."""
+    """A simulation whose requests are its process's id, and that fails or dies where the scenario says so."""
     if scenario.workload == "broken":
         raise ValueError("no such workload")
     if scenario.workload == "deadly":
@@ -48,7 +49,13 @@ def fake(scenario: Scenario, rows: Path | None) -> dict[str, Any]:
     if rows is not None:
         rows.mkdir(parents=True)
         (rows / "run.json").write_text("{}")
-    return {"process": os.getpid()}
+    return {**_json(measures(1.0)), "requests": os.getpid()}
+
+
+def _json(found: Measures) -> dict[str, Any]:
+    """As a line of a sweep has them: nan is null."""
+    decoded: dict[str, Any] = json.loads(json.dumps(asdict(found)).replace("NaN", "null"))
+    return decoded
 
 
 def test_a_scenario_is_simulated_once(tmp_path: Path) -> None:
@@ -93,6 +100,82 @@ def test_a_broken_file_is_refused_with_its_line(tmp_path: Path) -> None:
     with pytest.raises(sweep.SweepFailed, match=r"sweep\.jsonl:2: .*`\$\.key`"):
         sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
     assert path.read_text() == text
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"measures": {}}, "measures: .*requests"),
+        ({"measures": "fast"}, "measures"),
+        ({"measures": None}, "neither measures nor an error"),
+        ({"measures": {"requests": None}}, "measures: "),
+        ({"scenario": {"policy": "smetric", "rate": 5.0}}, "belongs to another scenario"),
+        ({"scenario": {"policy": "nosuch", "rate": 4.0}}, "belongs to another scenario"),
+        ({"scenario": {"rate": None}}, "scenario.rate"),
+        ({"content": "0123456789abcdef"}, "belongs to another scenario"),
+    ],
+)
+def test_an_edited_line_is_refused(
+    tmp_path: Path, changed: dict[str, Any], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line that no sweep wrote is no result: sweep and report name file and line, and say what to do."""
+    path = tmp_path / sweep.FILE
+    sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
+    line = path.read_text()
+    path.write_text(line + json.dumps({**json.loads(line), **changed}) + "\n")
+    with pytest.raises(sweep.SweepFailed, match=rf"sweep\.jsonl:2: .*{message}.*Delete the line"):
+        sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
+    assert cli.main(["report", str(path), "--out", str(tmp_path / "report")]) == 1
+    assert "sweep.jsonl:2: " in capsys.readouterr().err
+
+
+def test_blank_lines_are_passed_over(tmp_path: Path) -> None:
+    """An editor's empty line is no result and no reason to refuse the others; lines still count from the first."""
+    path = tmp_path / sweep.FILE
+    done = sweep.run(SCENARIOS[:2], path, jobs=1, work=fake)
+    path.write_text("\n" + path.read_text().replace("\n", "\n \n"))
+    assert sweep.run(SCENARIOS[:2], path, jobs=1, work=fake) == done
+    path.write_text(path.read_text() + "{}\n")
+    with pytest.raises(sweep.SweepFailed, match=r"sweep\.jsonl:6: "):
+        sweep.read(path)
+
+
+def test_an_edited_trace_is_another_workload(tmp_path: Path) -> None:
+    """Results of a recorded trace, or of a directory of such, are of its content: edited, they are made anew."""
+    file, directory, path = tmp_path / "trace.jsonl", tmp_path / "traces", tmp_path / sweep.FILE
+    directory.mkdir()
+    for edited in (file, directory / "one.json"):
+        asked = [replace(SCENARIOS[0], workload=str(file)), replace(SCENARIOS[0], workload=str(directory))]
+        lengths = []
+        for text in ("first", "first", "other"):
+            for written in (file, directory / "one.json"):
+                written.write_text(text if written == edited else "same")
+            sweep.run(asked, path, jobs=1, work=fake)
+            lengths.append(len(path.read_bytes().splitlines()))
+        assert lengths[0] == lengths[1] < lengths[2]
+    assert sweep.key(SCENARIOS[0]) == sweep.key(SCENARIOS[0], simulation.content(SCENARIOS[0].workload))
+
+
+def test_the_keys_of_earlier_sweeps_hold() -> None:
+    """A stored result's key is found again: a change of it would simulate hours anew."""
+    stored = Scenario(policy="bailian", options={"weight": 0.3}, rate=4.75, seed=100, block_size=128, global_ratio=0.0)
+    assert sweep.key(stored) == "f899009fe6cb63ea"
+    assert sweep.key(replace(stored, options={"weight": 1})) == sweep.key(replace(stored, options={"weight": 1.0}))
+
+
+def test_a_full_disk_is_said(tmp_path: Path) -> None:
+    """What cannot be written ends the sweep with the file's name; whole lines before it stay, and it goes on later."""
+    path = tmp_path / sweep.FILE
+    first = sweep.run(SCENARIOS[:1], path, jobs=1, work=fake)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 100, limits[1]))
+    try:
+        with pytest.raises(sweep.SweepFailed, match=r"sweep\.jsonl: File too large"):
+            sweep.run(SCENARIOS[:2], path, jobs=1, work=fake)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert sweep.read(path) == first
+    assert len(sweep.run(SCENARIOS[:2], path, jobs=1, work=fake)) == len(path.read_bytes().splitlines()) == 2
 
 
 def test_a_failed_simulation_is_a_line_and_is_tried_again(tmp_path: Path) -> None:
@@ -204,6 +287,18 @@ def test_every_combination_is_asked_for() -> None:
         (["smetric"], "4", ["fetch=never"], "--set fetch never: Invalid enum value 'never'"),
         (["smetric"], "4", ["nosuch=1"], "with a field of"),
         (["smetric"], "4", ["instances"], "FIELD=VALUE"),
+        (["smetric"], "nan", [], "--rate nan: a positive number is expected"),
+        (["smetric"], "4,-1", [], r"--rate -1\.0: a positive number"),
+        (["bailian:weight=nan"], "4", [], "--policy bailian:weight=nan: a number of 0 or more"),
+        (["bailian:weight=-1"], "4", [], r"--policy bailian:weight=-1\.0: a number of 0 or more"),
+        (["smetric", "least-delay:refetch=inf"], "4", [], "--policy least-delay:refetch=inf: .*large one, such as 1e9"),
+        (["smetric"], "4", ["slo.tpot_s=nan"], "--set slo.tpot_s=nan: a positive number"),
+        (["smetric"], "4", ["slo.ttft_s=inf"], "--set slo.ttft_s=inf: 0 or more"),
+        (["smetric"], "4", ["instances=0"], "--set instances=0: a positive number"),
+        (["smetric"], "4", ["warmup_s=-5"], r"--set warmup_s=-5\.0: 0 or more"),
+        (["smetric"], "4", ["model=x"], "--set model=x: one of 30b-h20"),
+        (["smetric"], "4", ["workload=/nonexistent"], "--set workload=/nonexistent: neither a file nor a profile"),
+        (["smetric"], "4", ["block_size=4096", "local_tokens=64"], "block of 4096 tokens does not fit .* 64 tokens"),
     ],
 )
 def test_what_cannot_be_read_is_said(policies: list[str], rates: str, sets: list[str], message: str) -> None:
@@ -215,8 +310,7 @@ def test_what_cannot_be_read_is_said(policies: list[str], rates: str, sets: list
 def result(policy: str, rate: float, seed: int, tps: float, ratio: float = 4.6) -> sweep.Result:
     """As a sweep has it."""
     scenario = Scenario(policy=policy, rate=rate, seed=seed, global_ratio=ratio)
-    measured = json.loads(json.dumps(asdict(measures(tps))).replace("NaN", "null"))
-    return sweep.Result(key=sweep.key(scenario), scenario=scenario, measures=measured)
+    return sweep.Result(key=sweep.key(scenario), scenario=scenario, measures=_json(measures(tps)))
 
 
 def test_a_peak_is_compared_seed_by_seed() -> None:
@@ -275,3 +369,10 @@ def test_the_command_simulates_and_sums_up(tmp_path: Path, capsys: pytest.Captur
     assert cli.main(arguments) == 0
     assert sweep.read(tmp_path / sweep.FILE) == [first, second]
     assert "least-loaded" in capsys.readouterr().out
+
+
+def test_a_simulation_without_requests_has_failed() -> None:
+    """Nothing due in the window is no measurement of nothing: the cause is said."""
+    asked = Scenario(workload="chat", rate=1.0, instances=1, warmup_s=0.0, measure_s=1e-9)
+    with pytest.raises(simulation.ImpossibleScenario, match="no request is due in the 1e-09 s"):
+        sweep.simulated(asked, None)
