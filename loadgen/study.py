@@ -181,17 +181,20 @@ def _reuse(trace: Trace, sessions: bool, progress: Callable[[int], object]) -> t
     for number, request in enumerate(trace.requests, 1):
         end_s = nominal.end(request) if reckoned else request.arrival_s + (request.duration_s or 0.0)
         found = store.visit(request.blocks, request.session, end_s)
+        timed = 0  # tokens of a piece whose interval is known
         for piece in found:
             start, end = piece.position * size, min((piece.position + piece.count) * size, request.input)
             own = piece.producer == request.session
             system = 0 if own else max(0, min(end, request.system) - start)
             shares["system"] += system
             shares["within" if own else "other"] += end - start - system
-            if clock or (own and start >= request.system):
-                waits.append((max(0.0, request.arrival_s - piece.end_s), end - start))
+            # Without a clock that all share, only what a session alone has used tells when it was used last.
+            timed = end - start if clock else end - max(start, request.system) if own else 0
+            if timed > 0:
+                waits.append((max(0.0, request.arrival_s - piece.end_s), timed))
         if found:
             whole += min(found[-1].position + found[-1].count, request.input // size) * size
-            if clock or found[-1].producer == request.session:
+            if clock or timed > 0:  # of the last piece
                 last_waits.append((max(0.0, request.arrival_s - found[-1].end_s), 1))
         if number % EVERY == 0:
             progress(EVERY)

@@ -138,6 +138,21 @@ def test_figure_6_without_a_common_clock_is_of_a_sessions_own_blocks() -> None:
     assert any(words.startswith("when sessions began") for words in found.unsaid)
 
 
+def test_figure_6_without_a_common_clock_clips_a_run_at_the_system_prompt() -> None:
+    """Of a run of own blocks that begins in the system prompt, what lies behind it has an interval."""
+    requests = (
+        request("a0", 0, ((0, 4),), system=20),
+        request("a1", 3, ((0, 5),), system=20, turn=1, parent="a0"),  # 20 tokens behind it, after 2 s
+        request("a2", 13, ((0, 6),), system=20, turn=2, parent="a1"),  # 30 tokens, after 9 s
+    )
+    found = study(trace(*requests, facts=ALL - {Fact.ARRIVALS})).intervals
+    assert found is not None
+    assert [share for seconds, share in found.curve if 2.0 <= seconds < 9.0] == [0.4] * sum(
+        2.0 <= seconds < 9.0 for seconds, _ in found.curve
+    )
+    assert (found.p50, found.p99) == (9.0, 9.0)
+
+
 def test_figure_6_takes_an_unrecorded_end_for_the_arrival() -> None:
     """Without a duration the interval is counted from the arrival: an upper bound, and said to be."""
     facts = ALL - {Fact.DURATIONS, Fact.GAPS}
