@@ -78,7 +78,7 @@ def _made(evidence: Evidence, made: Made | None) -> Iterator[str]:
         yield "**A quick look, not the reproduction: few seeds, short windows, a coarse grid. Cite no number of it.**"
         yield ""
     missing = evidence.missing()
-    yield "This file is written by a command, its words on agreement too; nothing in it was typed in."
+    yield "This file is written by a command, its words on agreement too; no number and no judgement was typed in."
     if made is not None:
         yield (
             f"Made by `{made.command}` on {made.started}, code {made.commit}, {made.machine}, {made.jobs} processes: "
