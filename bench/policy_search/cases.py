@@ -34,6 +34,11 @@ SMALL = Scenario(instances=16, warmup_s=900.0, measure_s=600.0, block_size=128)
 LARGE = Scenario(block_size=128)
 
 
+def varied(scenario: Scenario, rows: Path | None) -> sweep.Measures:
+    """`sweep.simulated`, in a process that has imported this package, and so knows its variants of the profile."""
+    return sweep.simulated(scenario, rows)
+
+
 def first_token(scenario: Scenario, rows: Path | None) -> sweep.Measures:
     """Simulate a router that learns of the first token, and takes the prompt's bytes off the load then."""
     tell = _Cluster._first_token
@@ -137,7 +142,8 @@ _VARIANTS: tuple[Who, ...] = (
 
 
 def _varied(name: str, rates: tuple[float, ...] = (3.5,), **fields: object) -> Case:
-    return Case(name=name, base=replace(SMALL, **fields), rates=rates)  # type: ignore[arg-type]
+    work = varied if "workload" in fields else sweep.simulated
+    return Case(name=name, base=replace(SMALL, **fields), rates=rates, work=work)  # type: ignore[arg-type]
 
 
 _BASE = _varied("base: blocking 4 GB/s, exact index, think times, tier 4.6x")
