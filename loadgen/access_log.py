@@ -13,6 +13,7 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
+from loadgen.answers import plain
 from loadgen.records import ROWS, Row, read_rows
 
 POLL_S = 0.1
@@ -74,16 +75,21 @@ def _decisions(log: Path, tag: str, start: int) -> Iterator[tuple[str, Decision 
                 continue
             try:
                 line = decoder.decode(text)
-            except msgspec.DecodeError:
+                (name, *_) = parse_qs(urlsplit(line.path).query).get("request", [""])
+            except (msgspec.DecodeError, RecursionError, ValueError):
                 continue
-            (name, *_) = parse_qs(urlsplit(line.path).query).get("request", [""])
             yield name.removeprefix(f"{tag}/"), line.smetric
 
 
 def _fill(row: Row, decision: Decision) -> None:
-    row.reason, row.load, row.mean_load = decision.reason, decision.load, decision.mean_load
-    if decision.prompt_bytes:
-        row.predicted = round(row.input * decision.hit_bytes / decision.prompt_bytes)
-    if decision.prefill_instance:
-        row.instance, row.decoder = decision.prefill_instance, row.instance or decision.instance
-    row.instance = row.instance or decision.instance
+    row.reason, row.load, row.mean_load = _plain(decision.reason), decision.load, decision.mean_load
+    if decision.prompt_bytes > 0 and 0 <= decision.hit_bytes <= decision.prompt_bytes:
+        row.predicted = round(row.input * (decision.hit_bytes / decision.prompt_bytes))
+    instance, prefill = _plain(decision.instance), _plain(decision.prefill_instance)
+    if prefill:
+        row.instance, row.decoder = prefill, row.instance or instance
+    row.instance = row.instance or instance
+
+
+def _plain(text: str | None) -> str | None:
+    return None if text is None else plain(text)

@@ -5,12 +5,19 @@ Every method that reads raises `msgspec.DecodeError` for what is not of that for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
 from loadgen.chat import Json
+
+LONGEST_PROMPT = 100_000_000  # tokens; what is said to be longer is no count
+LONGEST_TEXT = 500  # characters of an error, of a name
+# Halves of surrogate pairs, which no UTF-8 has, and what steers a terminal.
+_UNFIT = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 class Details(msgspec.Struct):
@@ -53,6 +60,16 @@ class Answer(msgspec.Struct):
 _ANSWERS = msgspec.json.Decoder(Answer)
 
 
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """What an answer says of its tokens, as far as it can be. What is not said, or cannot be, is None."""
+
+    prompt: int | None
+    cached: int | None
+    completion: int | None
+    doubtful: bool  # something that was said cannot be
+
+
 class Reading:
     """One answer, read piece by piece. `done` once it is whole, `error` what the server said in place of it."""
 
@@ -65,10 +82,15 @@ class Reading:
         self._text: list[str] = []
         self._calls: dict[int, tuple[list[str], list[str], list[str]]] = {}  # id, name, arguments
 
-    @property
-    def cached_tokens(self) -> int | None:
-        details = self.usage.prompt_tokens_details
-        return details.cached_tokens if details else None
+    def tokens(self, asked: int) -> Tokens:
+        """The counts of `usage` that can be: a reply has at most the tokens `asked` for, and no more than its prompt
+        comes out of a cache."""
+        usage = self.usage
+        details = usage.prompt_tokens_details
+        said = usage.prompt_tokens, details.cached_tokens if details else None, usage.completion_tokens
+        prompt = _within(1, said[0], LONGEST_PROMPT)
+        found = prompt, _within(0, said[1], prompt or -1), _within(0, said[2], asked)
+        return Tokens(*found, doubtful=found != said)
 
     def line(self, line: bytes) -> None:
         """One line of a stream of server-sent events."""
@@ -101,7 +123,7 @@ class Reading:
 
     def _read(self, answer: Answer) -> None:
         if answer.error is not None:
-            self.error = str(answer.error)[:500]
+            self.error = str(answer.error)
         self.usage = answer.usage or self.usage
         for choice in answer.choices:
             self.begun = True
@@ -116,9 +138,18 @@ class Reading:
                     part.append(text or "")
 
 
+def plain(text: str) -> str:
+    """Text that came from a server, fit to be kept and shown: cut to LONGEST_TEXT, each unfit character replaced."""
+    return _UNFIT.sub("\ufffd", text[:LONGEST_TEXT])
+
+
 def following(text: str, before: Mapping[str, Json]) -> list[dict[str, Json]]:
     """The messages that bring `text` after the message `before`: results of the calls in it, or a user's message."""
     calls = before.get("tool_calls") or []
     if not calls:
         return [{"role": "user", "content": text}]
     return [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls]
+
+
+def _within(least: int, count: int | None, most: int) -> int | None:
+    return count if count is not None and least <= count <= most else None

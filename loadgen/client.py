@@ -95,23 +95,23 @@ async def _session(
         body = {**options, "messages": messages, "tools": session.tools, "max_tokens": turn.max_tokens}
         exchange = Exchange()
         await exchange.send(http, msgspec.json.encode(body), stream=options["stream"])
-        reading = exchange.reading
+        tokens = exchange.reading.tokens(turn.max_tokens)
         yield Record(
             session=session.id,
             turn=number,
             started_s=exchange.sent_s - began,
             status=exchange.status,
             instance=exchange.instance,
-            prompt_tokens=reading.usage.prompt_tokens,
-            cached_tokens=reading.cached_tokens,
-            completion_tokens=reading.usage.completion_tokens,
+            prompt_tokens=tokens.prompt,
+            cached_tokens=tokens.cached,
+            completion_tokens=tokens.completion,
             ttft_s=None if exchange.first_s is None else exchange.first_s - exchange.sent_s,
             latency_s=exchange.end_s - exchange.sent_s,
             error=exchange.error,
         )
         if exchange.error is not None:
             return
-        messages.append(reading.message())
+        messages.append(exchange.reading.message())
 
 
 __all__ = ["CHAT", "OnRecord", "Record", "run"]

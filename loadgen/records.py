@@ -93,8 +93,9 @@ class RunWriter:
         self._rows: IO[bytes] = (directory / ROWS).open("wb")
 
     def add(self, row: Row) -> None:
-        """Append one row."""
+        """Append one row. It is in the file when this returns: a process that is killed loses none. Raises OSError."""
         self._rows.write(msgspec.json.encode(row) + b"\n")
+        self._rows.flush()
 
     def __enter__(self) -> RunWriter:
         return self
@@ -102,13 +103,17 @@ class RunWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._rows.close()
-        self._info.complete = kind is None
-        self._write_info()
+        try:
+            self._rows.close()
+            self._info.complete = kind is None
+        finally:
+            self._write_info()
 
     def _write_info(self) -> None:
         text = msgspec.json.format(msgspec.json.encode(self._info), indent=1)
-        (self._directory / RUN).write_bytes(text + b"\n")
+        written = self._directory / f"{RUN}.new"
+        written.write_bytes(text + b"\n")
+        written.replace(self._directory / RUN)  # a full disk leaves what was there
 
 
 def read_info(directory: Path) -> RunInfo:

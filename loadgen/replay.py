@@ -58,6 +58,7 @@ class Counts:
     done: int = 0  # ended, well or not
     failed: int = 0  # what was not sent for its parent's failure included
     late: int = 0  # of those sent
+    doubtful: int = 0  # answers whose usage says what cannot be
 
 
 @dataclass(slots=True)
@@ -106,7 +107,7 @@ class Replay:
                 if self._options.closed:
                     self._began = time.monotonic()
                     waiting = iter(self._families)
-                    for _ in range(self._options.closed):
+                    for _ in range(min(self._options.closed, len(self._families))):
                         tasks.create_task(self._slot(waiting))
                 else:
                     await self._open(tasks)
@@ -206,13 +207,14 @@ class Replay:
 
     def _row(self, request: TraceRequest, due_s: float, exchange: Exchange) -> Row:
         row = _planned(request, due_s, exchange.error)
-        usage = exchange.reading.usage
+        tokens = exchange.reading.tokens(request.output)
+        self.counts.doubtful += tokens.doubtful
         row.sent_s = exchange.sent_s - self._began
         row.first_s = None if exchange.first_s is None else exchange.first_s - self._began
         row.end_s = None if exchange.error is not None else exchange.end_s - self._began
-        row.input = usage.prompt_tokens or request.input
-        row.produced = exchange.reading.pieces if usage.completion_tokens is None else usage.completion_tokens
-        row.local = exchange.reading.cached_tokens
+        row.input = tokens.prompt or request.input
+        row.produced = exchange.reading.pieces if tokens.completion is None else tokens.completion
+        row.local = tokens.cached
         row.instance, row.status = exchange.instance, exchange.status
         return row
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
-import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,15 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
+import msgspec
 import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
+from loadgen.answers import plain
 from loadgen.conversation import Script
 from loadgen.measures import Quantiles, measure, slo_of
 from loadgen.records import Row, RunInfo, RunWriter
 from loadgen.replay import LATE_S, PARENT_FAILED, Counts, Options, Replay
-from loadgen.streaming import connect
+from loadgen.streaming import connect, read_whole
 from loadgen.trace import Trace
 
 PROBE_S = 5.0  # what a gateway may take to say anything at all
@@ -84,6 +85,10 @@ def perform(
                 _complete(info, rows, counts, options)
     except KeyboardInterrupt:
         return Outcome(rows, counts, interrupted=True)
+    except BaseExceptionGroup as group:
+        if (unwritten := _first(group, OSError)) is None:
+            raise
+        raise unwritten from group
     return Outcome(rows, counts, interrupted=False)
 
 
@@ -96,6 +101,8 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
         yield f"                {count} x {reason}"
     if short := sum(row.ok and row.produced < row.output for row in rows):
         yield f"short           {short} replies had fewer tokens than asked for: does something drop ignore_eos?"
+    if counts.doubtful:
+        yield f"usage           {counts.doubtful} answers gave counts of tokens that cannot be: they are left out"
     if not counts.sent:
         return
     worst = max(row.sent_s - row.due_s for row in rows if row.error != PARENT_FAILED)
@@ -132,15 +139,15 @@ async def _probe(gateway: Gateway, prefix: str) -> str | None:
     async with connect(gateway.url, headers=gateway.headers, timeout_s=PROBE_S) as http:
         try:
             async with http.get(f"{prefix}/v1/models") as response:
-                text = await response.text()
+                text = await read_whole(response.content)
         except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            what = f"no answer within {PROBE_S:.0f} s" if isinstance(error, TimeoutError) else str(error)
+            what = f"no answer within {PROBE_S:.0f} s" if isinstance(error, TimeoutError) else plain(str(error))
             raise Unreachable(f"{gateway.url}: {what}") from error
         try:
-            name = json.loads(text)["data"][0]["id"] if response.status == 200 else None
-        except (ValueError, LookupError, TypeError):
+            name = msgspec.json.decode(text)["data"][0]["id"] if response.status == 200 else None
+        except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
             return None
-        return name if isinstance(name, str) else None
+        return plain(name) if isinstance(name, str) else None
 
 
 async def _perform(
@@ -205,6 +212,15 @@ def _complete(info: RunInfo, rows: Sequence[Row], counts: Counts, options: Optio
     if not info.instances:
         info.instances = sorted({row.instance for row in rows if row.instance is not None})
     info.settings = {**info.settings, "sent": counts.sent, "late": counts.late}
+
+
+def _first(group: BaseExceptionGroup[BaseException], kind: type[OSError]) -> OSError | None:
+    """One of a group's exceptions, if all are of a kind."""
+    found, others = group.split(kind)
+    one: BaseException | None = None if others else found
+    while isinstance(one, BaseExceptionGroup):
+        one = one.exceptions[0]
+    return one if isinstance(one, OSError) else None
 
 
 def _reason(row: Row) -> str:

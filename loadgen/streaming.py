@@ -10,14 +10,16 @@ import time
 from collections.abc import Mapping
 
 import aiohttp
-import msgspec
 
-from loadgen.answers import Reading
+from loadgen.answers import Reading, plain
 
 CHAT = "/v1/chat/completions"
 ENGINE_HEADER = "x-engine"  # set by simulated engines: ip:port
 # vLLM closes a connection after 5 s without a request; closed earlier here, no request meets the closing.
 IDLE_S = 4.0
+# Bytes, far above what a server means to send: one that never stops must not take the memory of the whole run.
+LONGEST_DOCUMENT = 2**22  # an event, or an answer that does not stream
+LONGEST_STREAM = 2**28
 
 
 def connect(base_url: str, *, headers: Mapping[str, str] | None = None, timeout_s: float) -> aiohttp.ClientSession:
@@ -55,29 +57,50 @@ class Exchange:
         reading = self.reading
         try:
             async with http.post(path, data=io.BytesIO(body)) as response:
-                self.status, self.instance = response.status, response.headers.get(instance_header)
+                self.status = response.status
+                if (name := response.headers.get(instance_header)) is not None:
+                    self.instance = plain(name)
                 if response.status == 200 and stream:
                     await self._read(response.content)
                 else:
-                    whole = await response.read()
+                    whole = await read_whole(response.content)
                     self.end_s = time.monotonic()
                     if response.status == 200:
                         reading.whole(whole)
                     else:
-                        text = whole.decode("utf-8", "replace")[:500]
+                        text = whole.decode("utf-8", "replace")
                         reading.error = text or response.reason or f"status {response.status}"
-            self.error = reading.error if reading.error or reading.done else "the answer ended too early"
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError, msgspec.DecodeError) as failure:
-            self.error = f"{type(failure).__name__}: {failure}"
+            if reading.error or not reading.done:
+                self.error = plain(reading.error or "the answer ended too early")
+            else:
+                self.error = None
+        except Exception as failure:  # any: what a server can bring about in libraries cannot be listed
+            self.error = plain(": ".join(filter(None, (type(failure).__name__, str(failure)))))
             self.end_s = time.monotonic()
 
     async def _read(self, content: aiohttp.StreamReader) -> None:
         rest = b""
+        size = 0
         async for some in content.iter_any():  # several tokens at once when they come faster than they are read
             self.end_s = time.monotonic()
+            size += len(some)
+            if size > LONGEST_STREAM or len(rest) > LONGEST_DOCUMENT:
+                raise ValueError("the answer does not end")
             *lines, rest = (rest + some).split(b"\n")
             for line in filter(None, lines):
                 self.reading.line(line)
             if self.first_s is None and self.reading.begun:
                 self.first_s = self.end_s
         self.reading.line(rest)
+
+
+async def read_whole(content: aiohttp.StreamReader) -> bytes:
+    """All that comes. Raises ValueError for more than LONGEST_DOCUMENT, and what aiohttp raises."""
+    pieces: list[bytes] = []
+    size = 0
+    async for some in content.iter_any():
+        pieces.append(some)
+        size += len(some)
+        if size > LONGEST_DOCUMENT:
+            raise ValueError("the answer does not end")
+    return b"".join(pieces)

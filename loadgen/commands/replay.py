@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
+import re
 import secrets
 from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
+from yarl import URL
 
 from loadgen import access_log, replay_run
 from loadgen.commands import INTERRUPTED, CommandError
@@ -24,6 +26,10 @@ from loadgen.scenario import Dispatch
 from loadgen.streaming import CHAT, ENGINE_HEADER
 from loadgen.text import Words
 from loadgen.trace import Trace
+
+_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header: RFC 9110, 5.6.2
+_VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")  # of a header: RFC 9110, 5.5
+_OURS = ("content-length", "transfer-encoding")  # they say how long a request is
 
 DESCRIPTION = """\
 Send a workload through a live gateway (Envoy with ext_proc, or any OpenAI endpoint) to live engines, simulated or real.
@@ -98,7 +104,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="leave out what is longer, prompt and reply, and what follows it",
     )
     time.add_argument("--duration", type=_positive, default=math.inf, metavar="S", help="send nothing later (no limit)")
-    time.add_argument("--warmup", type=float, default=0.0, metavar="S", help="not counted in figures (%(default)s)")
+    time.add_argument(
+        "--warmup", type=_not_negative, default=0.0, metavar="S", help="not counted in figures (%(default)s)"
+    )
     drawn = parser.add_argument_group("profiles, and traces that are to be resampled")
     drawn.add_argument("--rate", type=_positive, metavar="X", help="requests a second; a trace keeps its own without")
     drawn.add_argument("--seconds", type=_positive, default=300.0, metavar="S", help="of the workload (%(default)s)")
@@ -109,16 +117,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     figures.add_argument("--label", metavar="TEXT", help="of the curve in reports (the policy)")
     figures.add_argument("--instances", metavar="NAME[,NAME...]", help="all, idle ones included (those that answered)")
     figures.add_argument("--slo-ttft", type=_positive, default=slo.ttft_s, metavar="S", help="(%(default)s)")
-    figures.add_argument("--slo-ttft-per-token", type=float, default=slo.ttft_per_token_s, metavar="S", help="(1e-4)")
+    figures.add_argument(
+        "--slo-ttft-per-token", type=_not_negative, default=slo.ttft_per_token_s, metavar="S", help="(1e-4)"
+    )
     figures.add_argument("--slo-tpot", type=_positive, default=slo.tpot_s, metavar="S", help="(%(default)s)")
     figures.add_argument("--export", choices=["csv"], help=f"write OUT/{CSV} too")
 
 
 def run(args: argparse.Namespace) -> int:
     """Replay, keep the rows, say what they come to."""
-    if args.warmup < 0 or args.warmup >= args.duration:
+    _check_text(args)
+    if not 0 <= args.warmup < args.duration:
         raise CommandError(f"--warmup {args.warmup:g}: from 0 to less than --duration is expected")
     url, prefix = _split(args.url)
+    if not _NAME.fullmatch(args.instance_header):
+        raise CommandError(f"--instance-header {args.instance_header!r}: the name of a header is expected")
     gateway = Gateway(url=url, headers=_headers(args.header), timeout_s=args.timeout)
     log_start = _size(args.access_log)
     try:
@@ -142,7 +155,7 @@ def run(args: argparse.Namespace) -> int:
         outcome = replay_run.perform(gateway, trace, script, options, info, args.out)
         outcome = _finish(args, outcome, tag, log_start)
     except OSError as error:
-        raise CommandError(f"{error}") from error
+        raise CommandError(f"{error.filename or args.out}: {error.strerror or error}") from error
     console = Console(soft_wrap=True)
     for line in replay_run.summary(outcome, info):
         console.print(line, highlight=False, markup=False)
@@ -214,20 +227,40 @@ def _info(args: argparse.Namespace, trace: Trace, options: Options) -> RunInfo:
 
 def _split(url: str) -> tuple[str, str]:
     """(scheme, host and port; what comes before `/v1` in the API's paths)."""
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise CommandError(f"--url {url}: http://HOST:PORT is expected")
-    return f"{parts.scheme}://{parts.netloc}", parts.path.rstrip("/").removesuffix(CHAT).removesuffix("/v1")
+    try:
+        parts = urlsplit(url)
+        port = parts.port  # raises for what is no port
+        URL(url)
+    except ValueError as error:
+        raise CommandError(f"--url {url!r}: {error}; http://HOST:PORT is expected") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or re.search(r"[\x00-\x20?#]", url):
+        raise CommandError(f"--url {url!r}: http://HOST:PORT is expected, without a query")
+    path = "/".join(["", *filter(None, parts.path.split("/"))])
+    return f"{parts.scheme}://{parts.netloc}", path.removesuffix(CHAT).removesuffix("/v1")
 
 
 def _headers(given: list[str]) -> dict[str, str]:
     headers: dict[str, str] = {}
     for header in given:
         name, colon, value = header.partition(":")
-        if not colon or not name.strip():
-            raise CommandError(f"--header {header}: NAME:VALUE is expected")
-        headers[name.strip()] = value.strip()
+        name, value = name.strip(), value.strip(" \t")
+        if not colon or not _NAME.fullmatch(name):
+            raise CommandError(f"--header {header!r}: NAME:VALUE is expected")
+        if not _VALUE.fullmatch(value):
+            raise CommandError(f"--header {header!r}: a value is one line, without control characters")
+        if name.lower() in _OURS:
+            raise CommandError(f"--header {header!r}: replay sets this one itself")
+        headers[name] = value
     return headers
+
+
+def _check_text(args: argparse.Namespace) -> None:
+    """Raises CommandError for arguments that were no UTF-8: they could be neither sent nor written."""
+    for name, value in vars(args).items():
+        for text in value if isinstance(value, list) else [value]:
+            if isinstance(text, str) and not text.isascii() and text != text.encode("utf-8", "replace").decode():
+                option = "" if name == "workload" else f"--{name.replace('_', '-')} "
+                raise CommandError(f"{option}{text!r}: UTF-8 is expected")
 
 
 def _size(log: Path | None) -> int:
@@ -245,12 +278,18 @@ def _warn(text: str) -> None:
 
 
 def _positive(text: str) -> float:
+    if not (value := _not_negative(text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+    return value
+
+
+def _not_negative(text: str) -> float:
     try:
         value = float(text)
     except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
     return value
 
 

@@ -304,6 +304,7 @@ async def test_decisions_come_from_the_access_log(server: ChatServer, tmp_path: 
             "prompt_bytes": 200,
             "load": 0,
         },
+        "b/0": {"reason": "\x1b[2J", "hit_bytes": 1e308, "prompt_bytes": 1e-308},
     }
 
     def on_ask(path: str) -> None:
@@ -313,10 +314,11 @@ async def test_decisions_come_from_the_access_log(server: ChatServer, tmp_path: 
             file.write(f"[info] no JSON but {path}\n{json.dumps({'path': path, 'smetric': decisions[name]})}\n")
 
     server.on_ask = on_ask
-    path = written(tmp_path / "t.jsonl", PAIR)
+    path = written(tmp_path / "t.jsonl", trace(*PAIR.requests, request("b/0")))
     options = ["--url", server.url, "--out", tmp_path / "out", "--access-log", log]
     assert await asyncio.to_thread(run, path, *options) == 0
-    first, second = read_rows(tmp_path / "out")
+    first, second, odd = sorted(read_rows(tmp_path / "out"), key=lambda row: row.request)
+    assert (odd.reason, odd.predicted) == ("\ufffd[2J", None)
     assert (first.reason, first.load, first.mean_load, first.predicted) == ("first_turn", 2, 1.5, None)
     assert (second.reason, second.load, second.predicted) == ("stick", 0, round(second.input * 0.75))
     assert (second.instance, second.decoder) == ("10.0.0.7:1", INSTANCE)
@@ -361,7 +363,17 @@ BAD = '{"request_id": 1, "session_id": 1, "turn": 0, "timestamp_ms": 0, "input_l
         (["GOOD", "--max-context", "9"], "nothing is left to replay"),
         (["GOOD", "--sessions", "3"], "--rate X --seconds S samples them"),
         (["GOOD", "--url", "localhost:80"], "http://HOST:PORT is expected"),
+        (["GOOD", "--url", "http://127.0.0.1:99999"], "--url 'http://127.0.0.1:99999': Port out of range"),
+        (["GOOD", "--url", "http://[::1"], "--url .*Invalid IPv6 URL"),
+        (["GOOD", "--url", "http://a b"], "--url 'http://a b': http://HOST:PORT is expected"),
+        (["GOOD", "--url", "http://127.0.0.1:1/v1?key=x"], "without a query"),
         (["GOOD", "--header", "x-team"], "NAME:VALUE is expected"),
+        (["GOOD", "--header", "x team: blue"], "NAME:VALUE is expected"),
+        (["GOOD", "--header", "x-team: blue\nx-other: red"], "--header .*: a value is one line"),
+        (["GOOD", "--header", "Content-Length: 4"], "replay sets this one itself"),
+        (["GOOD", "--instance-header", "x engine"], "--instance-header 'x engine': the name of a header"),
+        (["GOOD", "--header", "x-team: \udcff"], "--header .*: UTF-8 is expected"),
+        (["GOOD", "--label", "\udcff"], "--label .*: UTF-8 is expected"),
         (["GOOD", "--access-log", "no.log"], "No such file"),
         (["GOOD", "--model-dir", "no-model"], "--model-dir no-model: "),
         (["GOOD", "--warmup", "10", "--duration", "5"], "--warmup 10"),
@@ -387,7 +399,9 @@ async def test_what_cannot_be_is_explained(
     assert not server.bodies
 
 
-@pytest.mark.parametrize("option", ["--speed=0", "--closed=0", "--scale=nan", "--dispatch=later", "--export=parquet"])
+@pytest.mark.parametrize(
+    "option", ["--speed=0", "--closed=0", "--scale=nan", "--dispatch=later", "--export=parquet", "--warmup=nan"]
+)
 def test_wrong_usage(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Values that no option can have are wrong usage."""
     with pytest.raises(SystemExit, match="2"):
