@@ -35,7 +35,7 @@ LARGE = Scenario(block_size=128)
 
 
 def varied(scenario: Scenario, rows: Path | None) -> sweep.Measures:
-    """`sweep.simulated`, in a process that has imported this package, and so knows its variants of the profile."""
+    """`sweep.simulated`, in a process that has imported this package, and so knows its workloads and candidates."""
     return sweep.simulated(scenario, rows)
 
 
@@ -151,7 +151,7 @@ _BASE = _varied("base: blocking 4 GB/s, exact index, think times, tier 4.6x")
 PARTS: Mapping[str, Part] = {
     "screen": Part(
         title="Candidates, at one rate near the knee (16 instances)",
-        cases=_SCREEN,
+        cases=tuple(replace(case, work=varied) for case in _SCREEN),
         who=(SMETRIC, *_VARIANTS, *_DELAYS, *_REFETCHES),
         seeds=(0, 1),
     ),
