@@ -136,18 +136,20 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
 
 
 async def _probe(gateway: Gateway, prefix: str) -> str | None:
-    async with connect(gateway.url, headers=gateway.headers, timeout_s=PROBE_S) as http:
-        try:
-            async with http.get(f"{prefix}/v1/models") as response:
-                text = await read_whole(response.content)
-        except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
-            what = f"no answer within {PROBE_S:.0f} s" if isinstance(error, TimeoutError) else plain(str(error))
-            raise Unreachable(f"{gateway.url}: {what}") from error
-        try:
-            name = msgspec.json.decode(text)["data"][0]["id"] if response.status == 200 else None
-        except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
-            return None
-        return plain(name) if isinstance(name, str) else None
+    try:
+        async with (
+            connect(gateway.url, headers=gateway.headers, timeout_s=PROBE_S) as http,
+            http.get(f"{prefix}/v1/models") as response,
+        ):
+            text = await read_whole(response.content)
+    except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+        what = f"no answer within {PROBE_S:.0f} s" if isinstance(error, TimeoutError) else plain(str(error))
+        raise Unreachable(f"{gateway.url}: {what}") from error
+    try:
+        name = msgspec.json.decode(text)["data"][0]["id"] if response.status == 200 else None
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError):
+        return None
+    return plain(name) if isinstance(name, str) else None
 
 
 async def _perform(

@@ -11,7 +11,6 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from rich.console import Console
-from yarl import URL
 
 from loadgen import access_log, replay_run
 from loadgen.commands import INTERRUPTED, CommandError
@@ -49,8 +48,8 @@ examples:
   python -m loadgen replay paper-trace-1 --closed 16 --sessions 100 --scale 0.1 --out out/closed
   python -m loadgen replay trace.jsonl --access-log /var/log/envoy/access.log --label smetric --out out/smetric
 
-exit codes: 0 all requests ended well, 1 some failed or nobody answers, 2 wrong usage, 130 interrupted (what there is is
-kept, run.json says that it is not complete)
+exit codes: 0 all requests ended well, 1 some failed, or the replay cannot begin or go on (the message says why), 2
+wrong usage, 130 interrupted (what there is is kept, run.json says that it is not complete)
 """
 
 
@@ -60,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("workload", metavar="WORKLOAD", help=f"a trace, or a profile: {', '.join(PROFILES)}")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run is written")
     gateway = parser.add_argument_group("gateway")
-    gateway.add_argument("--url", default="http://127.0.0.1:10000", help="(%(default)s)")
+    gateway.add_argument("--url", default="http://127.0.0.1:10000", help="up to what precedes /v1 (%(default)s)")
     gateway.add_argument("--model", metavar="NAME", help="to ask for (the first that GET /v1/models names)")
     gateway.add_argument(
         "--model-dir",
@@ -91,8 +90,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=Dispatch,
         choices=list(Dispatch),
         default=Dispatch.THINK,
-        help="follow-ups: the workload's gap after the parent's real end, or at their time stamp, or at the parent's "
-        "end where that is later (%(default)s)",
+        help="when follow-ups are sent: think, the workload's gap after their parent's real end; trace, at their time "
+        "stamp, or at that end where it is later (%(default)s)",
     )
     time.add_argument("--closed", type=_count, metavar="N", help="closed loop: sessions at a time, with their forks")
     time.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="2 is twice as fast (%(default)s)")
@@ -230,7 +229,6 @@ def _split(url: str) -> tuple[str, str]:
     try:
         parts = urlsplit(url)
         port = parts.port  # raises for what is no port
-        URL(url)
     except ValueError as error:
         raise CommandError(f"--url {url!r}: {error}; http://HOST:PORT is expected") from error
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or re.search(r"[\x00-\x20?#]", url):
