@@ -1,8 +1,9 @@
 """A workload of any rate and length out of recorded sessions: sampled with replacement, as a Poisson process.
 
 Pure. What is sampled is a session with all that forked from it; the times between its requests stay as recorded.
-Sessions are drawn from as long before time 0 as the longest one lasts, so at time 0 the window holds as many sessions
-in their middle as it will at any later time. Their first request in it has a turn above 0 and no parent.
+The copies of each begin as a Poisson process of their own, from as long before time 0 as it lasts, so at time 0 the
+window holds as many sessions in their middle as it will at any later time. Their first request in it has a turn above 0
+and no parent. Only copies of which a request falls into the window are drawn: a session may last years.
 
 A copy has block names of its own, but for the leading ones that sessions share: those of its system prompt, and those
 that two recorded sessions have in common.
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from loadgen.trace import Fact, Runs, Trace, TraceRequest, cut, length
+from loadgen.trace import Fact, Runs, Trace, TraceRequest, cut, length, merged
 
 
 def arrange(trace: Trace, *, rate: float, seconds: float, seed: int, max_input: int | None = None) -> Trace:
@@ -48,12 +49,18 @@ def arrange(trace: Trace, *, rate: float, seconds: float, seed: int, max_input: 
     shared = _Shared(families)
     span = 1 + max((first + count - 1 for request in trace.requests for first, count in request.blocks), default=0)
     rng = random.Random(seed)
-    per_second = rate * len(families) / len(trace.requests)
+    per_second = rate / len(trace.requests)  # copies of one family
+    begun: list[tuple[float, int]] = []  # when a copy begins, its family's place
+    for place, family in enumerate(families):
+        for first_s, end_s in _beginnings(family, seconds):
+            at = first_s + rng.expovariate(per_second)
+            while at < end_s:
+                begun.append((at, place))
+                at += rng.expovariate(per_second)
+    begun.sort()
     requests: list[TraceRequest] = []
-    at = rng.expovariate(per_second) - max(family[-1].arrival_s - family[0].arrival_s for family in families)
-    copy = 0
-    while at < seconds:
-        family = families[rng.randrange(len(families))]
+    for copy, (at, place) in enumerate(begun):
+        family = families[place]
         shift = at - family[0].arrival_s
         low = bisect_left(family, -shift, key=_arrival)
         high = bisect_left(family, seconds - shift, key=_arrival)
@@ -72,8 +79,6 @@ def arrange(trace: Trace, *, rate: float, seconds: float, seed: int, max_input: 
                 )
             )
             kept.add(request.id)
-        copy += 1
-        at += rng.expovariate(per_second)
     requests.sort(key=_arrival)
     return Trace(trace.name, trace.block_size, requests, trace.facts | {Fact.ARRIVALS})
 
@@ -96,7 +101,7 @@ class _Shared:
     def __init__(self, families: Iterable[Sequence[TraceRequest]]) -> None:
         edges: list[tuple[int, int]] = []  # a name where a family's range begins (+1) or has ended (-1)
         for family in families:
-            for first, end in _merged({run for request in family for run in request.blocks}):
+            for first, end in merged({run for request in family for run in request.blocks}):
                 edges += [(first, 1), (end, -1)]
         edges.sort()
         self._starts: list[int] = []
@@ -124,18 +129,16 @@ class _Shared:
         return shared
 
 
-def _merged(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Runs -> ranges (first, end) that neither overlap nor touch, ascending."""
-    low = high = -1
-    for first, count in sorted(runs):
-        if first > high:
-            if high > low:
-                yield low, high
-            low, high = first, first + count
-        else:
-            high = max(high, first + count)
-    if high > low:
-        yield low, high
+def _beginnings(family: Sequence[TraceRequest], seconds: float) -> Iterator[tuple[float, float]]:
+    """When a copy may begin so that a request of it arrives in the window: stretches of time, ascending."""
+    first_s = end_s = family[0].arrival_s - family[-1].arrival_s
+    for request in reversed(family):
+        begin_s = family[0].arrival_s - request.arrival_s
+        if begin_s > end_s:
+            yield first_s, end_s
+            first_s = begin_s
+        end_s = begin_s + seconds
+    yield first_s, end_s
 
 
 def _families(requests: Sequence[TraceRequest]) -> list[list[TraceRequest]]:

@@ -7,6 +7,7 @@ stays for its recorded duration (a nominal one where none is). Of equals, the on
 from __future__ import annotations
 
 import heapq
+from collections import Counter
 from collections.abc import Sequence
 
 from loadgen.trace import TraceRequest
@@ -37,14 +38,12 @@ def imbalance(requests: Sequence[TraceRequest], instances: int) -> list[float]:
     return [max(each) * instances / sum(each) for each in got.values()]
 
 
-def per_minute(requests: Sequence[TraceRequest]) -> list[int]:
-    """Requests that arrived in each whole minute."""
-    counts = [0] * _whole_minutes(requests)
-    for request in requests:
-        minute = _minute(requests, request)
-        if minute < len(counts):
-            counts[minute] += 1
-    return counts
+def per_minute(requests: Sequence[TraceRequest]) -> tuple[list[int], int]:
+    """Requests that arrived in each whole minute that had some, and how many whole minutes had none."""
+    minutes = _whole_minutes(requests)
+    counts = Counter(_minute(requests, request) for request in requests)
+    busy = [count for minute, count in counts.items() if minute < minutes]
+    return busy, minutes - len(busy)
 
 
 def _whole_minutes(requests: Sequence[TraceRequest]) -> int:

@@ -106,7 +106,7 @@ def study(trace: Trace, instances: int = 32, progress: Callable[[int], object] =
     sessions = _by_session(trace.requests) if told else {}
     turned = _turned(trace.requests) if told else []
     reuse, intervals = _reuse(trace, told, progress) if Fact.BLOCKS in facts else (None, None)
-    minutes = per_minute(trace.requests) if Fact.ARRIVALS in facts else []
+    minutes, idle = per_minute(trace.requests) if Fact.ARRIVALS in facts else ([], 0)
     balance = imbalance(trace.requests, instances) if Fact.ARRIVALS in facts else []
     tokens = sorted((sum(one.input + one.output for one in session) for session in sessions.values()), reverse=True)
     roots = [session for session in sessions.values() if session[0].parent is None]
@@ -128,21 +128,26 @@ def study(trace: Trace, instances: int = 32, progress: Callable[[int], object] =
         triggers=_triggers(trace.requests) if Fact.TRIGGERS in facts else None,
         session_tokens=spread(tokens) if tokens else None,
         concentration=_concentration(tokens) if tokens else None,
-        rate=spread(count / instances for count in minutes) if minutes else None,
-        rate_least=min(minutes) / instances if minutes else None,
+        rate=spread((count / instances for count in minutes), zeros=idle) if minutes else None,
+        rate_least=(0 if idle else min(minutes)) / instances if minutes else None,
         balance=_balance(balance) if balance else None,
         nominal=sum(request.duration_s is None for request in trace.requests) / len(trace.requests),
         unsaid=_unsaid(trace, bool(minutes)),
     )
 
 
-def spread(values: Iterable[float]) -> Spread:
-    """A distribution's points. Raises ValueError for no values."""
+def spread(values: Iterable[float], zeros: int = 0) -> Spread:
+    """The points of a distribution of values that are not negative, and of so many zeros more.
+
+    Raises ValueError for no values.
+    """
     ordered = sorted(values)
     if not ordered:
         raise ValueError("a distribution of nothing")
-    p50, p90, p99 = (ordered[max(0, math.ceil(q * len(ordered)) - 1)] for q in (0.5, 0.9, 0.99))
-    return Spread(len(ordered), math.fsum(ordered) / len(ordered), p50, p90, p99, ordered[-1])
+    count = zeros + len(ordered)
+    ranks = (max(0, math.ceil(q * count) - 1) for q in (0.5, 0.9, 0.99))
+    p50, p90, p99 = (0.0 if rank < zeros else ordered[rank - zeros] for rank in ranks)
+    return Spread(count, math.fsum(ordered) / count, p50, p90, p99, ordered[-1])
 
 
 def _by_session(requests: Sequence[TraceRequest]) -> dict[str, list[TraceRequest]]:

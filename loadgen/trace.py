@@ -8,7 +8,7 @@ blocks is a handful of runs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -110,6 +110,20 @@ def common(a: Runs, b: Runs) -> int:
         if at_j == b[j][1]:
             j, at_j = j + 1, 0
     return shared
+
+
+def merged(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    """Runs -> ranges (first, end) that neither overlap nor touch, ascending."""
+    low = high = None
+    for first, count in sorted(runs):
+        if low is None or high is None or first > high:
+            if low is not None and high is not None:
+                yield low, high
+            low, high = first, first + count
+        else:
+            high = max(high, first + count)
+    if low is not None and high is not None:
+        yield low, high
 
 
 def joined(sequence: Sequence[int]) -> Runs:

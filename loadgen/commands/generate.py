@@ -6,8 +6,10 @@ import argparse
 import gzip
 import sys
 from collections import Counter
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import IO, cast
 
@@ -81,23 +83,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Draw, write, sum up."""
+    _check(args)
     with Console(stderr=True).status("drawing sessions"):
         try:
             trace, dropped = _drawn(args)
         except ValueError as error:
             raise CommandError(str(error)) from error
+    if not trace.requests and dropped:
+        raise CommandError(f"all requests have more than --max-tokens {args.max_tokens}: raise it")
     if not trace.requests:
         raise CommandError("nothing arrived in so short a time: raise --seconds or --rate")
-    try:
-        with _open(args.out) as file:
-            superset.write(trace, file)
-        if args.text is not None:
-            with _open(args.text) as file:
-                _say(trace, args.model_dir, file)
-    except OSError as error:
-        raise CommandError(f"{error.filename}: {error.strerror}") from error
-    except ValueError as error:
-        raise CommandError(str(error)) from error
+    if args.text is None:
+        _write(trace, args.out)
+    else:
+        words = _words(trace, args.model_dir)
+        with _begun(args.text) as file:  # first, for a workload is not to be left behind without its text
+            _write(trace, args.out)
+            _say(trace, words, file)
     sys.stdout.write(summary(trace, args.out, dropped))
     return 0
 
@@ -129,7 +131,7 @@ def summary(trace: Trace, path: Path, dropped: int) -> str:
 def _drawn(args: argparse.Namespace) -> tuple[Trace, int]:
     """The workload, and how many requests were left out of what it is drawn from."""
     if args.trace is not None:
-        if args.sessions or args.context or args.block_size:
+        if (args.sessions, args.context, args.block_size) != (None, None, None):
             raise CommandError("--sessions, --context and --block-size are for profiles: a trace has its own")
         recorded = load(args.trace)
         trace = arrange(recorded, rate=args.rate, seconds=args.seconds, seed=args.seed, max_input=args.max_tokens)
@@ -147,9 +149,32 @@ def _drawn(args: argparse.Namespace) -> tuple[Trace, int]:
     return (trace, 0) if args.max_tokens is None else fitting(trace, args.max_tokens)
 
 
-def _say(trace: Trace, model_dir: Path, file: IO[bytes]) -> None:
-    """Raises OSError and ValueError."""
-    words = Words(trace, model_dir)
+def _check(args: argparse.Namespace) -> None:
+    """Raises CommandError for what no drawing could make right."""
+    if args.max_tokens is not None and args.max_tokens < 1:
+        raise CommandError(f"--max-tokens {args.max_tokens}: expected a positive number")
+    paths = {"--trace": args.trace, "--out": args.out, "--text": args.text}
+    files = {name: path.resolve() for name, path in paths.items() if path is not None}
+    for (name, path), (other, same) in combinations(files.items(), 2):
+        if path == same or (path.exists() and same.exists() and path.samefile(same)):
+            raise CommandError(f"{name} and {other} are one file, {paths[name]}: each needs its own")
+
+
+def _words(trace: Trace, model_dir: Path) -> Words:
+    try:
+        return Words(trace, model_dir)
+    except OSError as error:
+        raise CommandError(f"{error.filename or model_dir}: {error.strerror or error}") from error
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+
+
+def _write(trace: Trace, path: Path) -> None:
+    with _begun(path) as file:
+        superset.write(trace, file)
+
+
+def _say(trace: Trace, words: Words, file: IO[bytes]) -> None:
     for request in track(trace.requests, "writing text", console=Console(stderr=True), disable=not sys.stderr.isatty()):
         ask = words.ask(request)
         line = {
@@ -162,5 +187,11 @@ def _say(trace: Trace, model_dir: Path, file: IO[bytes]) -> None:
         file.write(msgspec.json.encode(line) + b"\n")
 
 
-def _open(path: Path) -> AbstractContextManager[IO[bytes]]:
-    return cast("IO[bytes]", gzip.open(path, "wb")) if path.suffix == ".gz" else path.open("wb")
+@contextmanager
+def _begun(path: Path) -> Iterator[IO[bytes]]:
+    """A file to write, packed or not. Raises CommandError that names it, which the error of a full disk does not."""
+    try:
+        with cast("IO[bytes]", gzip.open(path, "wb")) if path.suffix == ".gz" else path.open("wb") as file:
+            yield file
+    except OSError as error:
+        raise CommandError(f"{path}: {error.strerror or error}") from error

@@ -1,7 +1,8 @@
 """Traces in the formats of others and in our own, one module each; which it is, the first line tells.
 
 A format's module has NAME, TITLE, `recognises(keys)`: whether an object with these keys (of a CSV file: a header of
-these columns) begins such a file, and `read(path)`. A new format is a new file and an entry in FORMATS.
+these columns) begins such a file, and `read(path)`. A new format is a new file and an entry in FORMATS. What every
+trace must hold, `recording` checks for all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import msgspec
 from loadgen.trace import Trace
 from loadgen.traces import aiperf, azure, bailian, claude_code, mooncake, superset, tracelab
 from loadgen.traces.lines import TraceError, decode, first
+from loadgen.traces.recording import Recording, checked
 
 __all__ = ["FORMATS", "TraceError", "load"]
 
@@ -28,8 +30,8 @@ class Format(Protocol):
     def recognises(self, keys: Mapping[str, object]) -> bool:
         """Whether the first line is one of this format."""
 
-    def read(self, path: Path) -> Trace:
-        """The trace. Raises TraceError."""
+    def read(self, path: Path) -> Recording:
+        """What the file holds. Raises TraceError."""
 
 
 FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake, aiperf, bailian, azure, tracelab)
@@ -40,16 +42,16 @@ def load(path: Path) -> Trace:
 
     Raises TraceError where it cannot be read or is of no known format.
     """
-    return claude_code.read(path) if path.is_dir() else detect(path).read(path)
+    return checked(path, claude_code.read(path) if path.is_dir() else detect(path).read(path))
 
 
 def detect(path: Path) -> Format:
     """The format of a file, by its first line. Raises TraceError."""
     number, text = first(path)
     if text.lstrip().startswith(b"{"):
-        keys: Mapping[str, object] = decode(msgspec.json.Decoder(dict[str, object]), path, number, text)
+        keys: Mapping[str, object] = decode(msgspec.json.Decoder(dict[str, msgspec.Raw]), path, number, text)
     else:
-        keys = dict.fromkeys(text.decode(errors="replace").strip().lstrip("\ufeff").split(","))
+        keys = dict.fromkeys(text.decode(errors="replace").strip().split(","))
     for known in FORMATS:
         if known.recognises(keys):
             return known

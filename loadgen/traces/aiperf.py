@@ -16,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.trace import Fact, Trace, TraceRequest, cut, joined, length
+from loadgen.trace import Fact, TraceRequest, cut, joined, length
 from loadgen.traces import nominal
-from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named, title
+from loadgen.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
+from loadgen.traces.recording import Fields, Place, Recording
 
 NAME = "aiperf"
 TITLE = "multi-turn Mooncake JSONL (NVIDIA aiperf)"
 BLOCK_SIZE = 512  # tokens
+FIELDS = Fields(id="line", parent="session_id", time="timestamp or delay", input="input_length", gap="delay")
 
 
 class Line(msgspec.Struct, gc=False):
@@ -31,7 +33,7 @@ class Line(msgspec.Struct, gc=False):
     session_id: str
     input_length: Length
     output_length: Count
-    hash_ids: list[Count]
+    hash_ids: list[Name]
     timestamp: Milliseconds | None = None
     delay: Milliseconds | None = None
 
@@ -41,7 +43,7 @@ def recognises(keys: Mapping[str, object]) -> bool:
     return {"session_id", "hash_ids", "input_length"} <= keys.keys() and "request_id" not in keys
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> Recording:
     """Raises TraceError."""
     decoder = msgspec.json.Decoder(Line)
     sessions: dict[str, list[tuple[int, Line]]] = {}
@@ -55,17 +57,16 @@ def read(path: Path) -> Trace:
         sessions.setdefault(line.session_id, []).append((number, line))
         highest = max(highest, max(line.hash_ids, default=0))
 
-    requests: list[TraceRequest] = []
+    requests: list[tuple[Place, TraceRequest]] = []
     free = highest + 1
     for turns in sessions.values():
         made = _session(turns, free)
         free += made[-1].input // BLOCK_SIZE
-        requests += made
-    requests.sort(key=lambda request: request.arrival_s)
+        requests += [(Place(path, number), request) for (number, _), request in zip(turns, made, strict=True)]
     facts = {Fact.BLOCKS, Fact.SESSIONS, Fact.GAPS}
     if len({turns[0][1].timestamp for turns in sessions.values()}) > 1:  # else only the format wants a time
         facts.add(Fact.ARRIVALS)
-    return Trace(title(path), BLOCK_SIZE, requests, frozenset(facts))
+    return Recording(title(path), BLOCK_SIZE, requests, frozenset(facts), FIELDS)
 
 
 def _session(turns: list[tuple[int, Line]], own: int) -> list[TraceRequest]:

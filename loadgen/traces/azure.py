@@ -1,21 +1,24 @@
 """Azure's CSV of 2023 and 2024: TIMESTAMP, ContextTokens, GeneratedTokens. Arrivals and lengths, nothing else.
 
-Each request stands as a session of its own; no fact claims that it is one.
+Each request stands as a session of its own; no fact claims that it is one. Times without a zone are taken to be UTC.
 """
 
 from __future__ import annotations
 
 import csv
 from collections.abc import Iterator, Mapping
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
+from reprlib import repr as shortened
 
-from loadgen.trace import Fact, Trace, TraceRequest
-from loadgen.traces.lines import TraceError, lines, title
+from loadgen.trace import Fact, TraceRequest
+from loadgen.traces.lines import MOST_TOKENS, TraceError, lines, since_epoch, title
+from loadgen.traces.recording import Fields, Place, Recording
 
 NAME = "azure"
 TITLE = "Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens)"
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")
+FIELDS = Fields(id="line", parent="line", time=COLUMNS[0], input=COLUMNS[1])
 BLOCK_SIZE = 16  # tokens; of no meaning, for there are no blocks
 
 
@@ -24,12 +27,12 @@ def recognises(keys: Mapping[str, object]) -> bool:
     return set(COLUMNS) <= keys.keys()
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> Recording:
     """Raises TraceError."""
     rows = _rows(path)
     _, header = next(rows, (0, []))
     places = [header.index(column) for column in COLUMNS]
-    times: list[tuple[datetime, int, int, int]] = []
+    times: list[tuple[timedelta, int, int, int]] = []
     for number, row in rows:
         if len(row) != len(header):
             raise TraceError(path, number, f"expected {len(header)} columns, got {len(row)}")
@@ -37,42 +40,45 @@ def read(path: Path) -> Trace:
         prompt = _tokens(path, number, COLUMNS[1], context, least=1)
         reply = _tokens(path, number, COLUMNS[2], generated, least=0)
         times.append((_time(path, number, when), number, prompt, reply))
-    if not times:
-        raise TraceError(path, None, "no requests after the header; expected at least one")
-    times.sort()
-    began = times[0][0]
+    began = min((when for when, *_ in times), default=timedelta())
     requests = [
-        TraceRequest(
-            id=str(number),
-            session=str(number),
-            turn=0,
-            arrival_s=(when - began).total_seconds(),
-            input=prompt,
-            output=max(1, reply),
+        (
+            Place(path, number),
+            TraceRequest(
+                id=str(number),
+                session=str(number),
+                turn=0,
+                arrival_s=(when - began).total_seconds(),
+                input=prompt,
+                output=max(1, reply),
+            ),
         )
         for when, number, prompt, reply in times
     ]
-    return Trace(title(path), BLOCK_SIZE, requests, frozenset({Fact.ARRIVALS}))
+    return Recording(title(path), BLOCK_SIZE, requests, frozenset({Fact.ARRIVALS}), FIELDS)
 
 
 def _rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     for number, raw in lines(path):
         try:
-            text = raw.decode("utf-8-sig")
+            yield number, next(csv.reader([raw.decode().strip()]))
         except UnicodeDecodeError as error:
             raise TraceError(path, number, "not UTF-8; expected CSV in UTF-8") from error
-        yield number, next(csv.reader([text.strip()]))
+        except csv.Error as error:
+            expected = f"expected {','.join(COLUMNS)} in lines that end in a line feed"
+            raise TraceError(path, number, f"not valid CSV ({error}); {expected}") from error
 
 
-def _time(path: Path, number: int, text: str) -> datetime:
+def _time(path: Path, number: int, text: str) -> timedelta:
     try:
-        when = datetime.fromisoformat(text)
+        return since_epoch(datetime.fromisoformat(text))
     except ValueError as error:
-        raise TraceError(path, number, f"expected a date and time, got {text!r}", COLUMNS[0]) from error
-    return when.replace(tzinfo=None)  # one file has one zone, and only differences count
+        raise TraceError(path, number, f"expected a date and time, got {shortened(text)}", COLUMNS[0]) from error
 
 
 def _tokens(path: Path, number: int, column: str, text: str, least: int) -> int:
-    if not text.isdecimal() or int(text) < least:
-        raise TraceError(path, number, f"expected a whole number from {least}, got {text!r}", column)
+    digits = text.isdecimal() and len(text) <= len(str(MOST_TOKENS))
+    if not digits or not least <= int(text) <= MOST_TOKENS:
+        expected = f"expected a whole number from {least} to {MOST_TOKENS}, got {shortened(text)}"
+        raise TraceError(path, number, expected, column)
     return int(text)

@@ -1,9 +1,9 @@
 """Alibaba's Bailian JSONL: chat_id, parent_chat_id (-1: none), timestamp (s), input_length, output_length, type, turn
 (from 1), hash_ids (16 tokens a block).
 
-A session is a root and whoever descends from it. A parent from before the trace began leaves its child without one, at
-the turn that its line says. Every line is a whole prompt. Written to the published description: fewer ids than blocks
-are taken as they are.
+A session is a root and whoever descends from it. A parent from before the trace began (no line has it) leaves its child
+without one, at the turn that its line says. Every line is a whole prompt. Written to the published description: where
+there are fewer ids than whole blocks, the blocks that have none get names that nobody else has.
 """
 
 from __future__ import annotations
@@ -13,19 +13,22 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.trace import Fact, Trace, TraceRequest, joined
-from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines, title
+from loadgen.trace import Fact, TraceRequest, joined
+from loadgen.traces.lines import Count, Length, Name, Seconds, TraceError, decode, lines, title
+from loadgen.traces.recording import Fields, Place, Recording
 
 NAME = "bailian"
 TITLE = "Bailian JSONL"
 BLOCK_SIZE = 16  # tokens
+NO_PARENT = -1
+FIELDS = Fields(id="chat_id", parent="parent_chat_id", time="timestamp", input="input_length")
 
 
 class Line(msgspec.Struct, kw_only=True, gc=False):
     """One request. `type` (text, search, image, file) is not used."""
 
-    chat_id: int
-    parent_chat_id: int = -1
+    chat_id: Name
+    parent_chat_id: int = NO_PARENT
     timestamp: Seconds
     input_length: Length
     output_length: Count
@@ -38,7 +41,7 @@ def recognises(keys: Mapping[str, object]) -> bool:
     return "chat_id" in keys
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> Recording:
     """Raises TraceError."""
     decoder = msgspec.json.Decoder(Line)
     read = []
@@ -52,23 +55,27 @@ def read(path: Path) -> Trace:
         read.append((number, line))
     read.sort(key=lambda numbered: numbered[1].timestamp)
 
-    requests: dict[int, TraceRequest] = {}
+    chats = {line.chat_id for _, line in read}
+    named = any(line.hash_ids for _, line in read)
+    free = 1 + max((name for _, line in read for name in line.hash_ids), default=0)
+    latest: dict[int, TraceRequest] = {}
+    requests: list[tuple[Place, TraceRequest]] = []
     for number, line in read:
-        if line.chat_id in requests:
-            raise TraceError(path, number, f"expected one that no other line has, got {line.chat_id}", "chat_id")
-        parent = requests.get(line.parent_chat_id)
-        requests[line.chat_id] = TraceRequest(
+        parent = latest.get(line.parent_chat_id)
+        missing = max(0, line.input_length // BLOCK_SIZE - len(line.hash_ids)) if named else 0
+        request = TraceRequest(
             id=str(line.chat_id),
             session=str(line.chat_id) if parent is None else parent.session,
             turn=line.turn - 1,
             arrival_s=line.timestamp,
             input=line.input_length,
             output=max(1, line.output_length),
-            blocks=joined(line.hash_ids),
-            parent=None if parent is None else parent.id,
+            blocks=(*joined(line.hash_ids), (free, missing)) if missing else joined(line.hash_ids),
+            parent=str(line.parent_chat_id) if line.parent_chat_id in chats else None,
             history=0 if parent is None else min(line.input_length, parent.input + parent.output),
         )
-    facts = {Fact.SESSIONS, Fact.ARRIVALS}
-    if any(request.blocks for request in requests.values()):
-        facts.add(Fact.BLOCKS)
-    return Trace(title(path), BLOCK_SIZE, list(requests.values()), frozenset(facts))
+        free += missing
+        latest[line.chat_id] = request
+        requests.append((Place(path, number), request))
+    facts = {Fact.SESSIONS, Fact.ARRIVALS} | ({Fact.BLOCKS} if named else set())
+    return Recording(title(path), BLOCK_SIZE, requests, frozenset(facts), FIELDS)

@@ -14,17 +14,22 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from reprlib import repr as shortened
+from typing import Annotated, Literal
 
 import msgspec
 
-from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, common, joined, length
+from loadgen.trace import Fact, Runs, TraceRequest, Trigger, common, joined, length
 from loadgen.traces import nominal
 from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines, named, title
+from loadgen.traces.recording import Fields, Place, Recording
 
 NAME = "claude-code"
 TITLE = "Claude Code sessions (kv-cache-tester), original or compacted"
 FACTS = frozenset(Fact) - {Fact.ARRIVALS, Fact.INFERRED_SESSIONS}
+FIELDS = Fields(id="id", parent="requests", time="t", input="in", gap="t", duration="api_time")
+DEEPEST = 16  # subagents within subagents; Claude Code's start none
+BlockId = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class Entry(msgspec.Struct, kw_only=True):
@@ -37,8 +42,8 @@ class Entry(msgspec.Struct, kw_only=True):
     input_types: Sequence[str] = ()
     api: Seconds | None = None
     api_time: Seconds | None = None
-    h: list[tuple[Count, Length]] | None = None
-    hash_ids: list[Count] | None = None
+    h: list[tuple[BlockId, Length]] | None = None
+    hash_ids: list[BlockId] | None = None
     reqs: list[Entry] | None = None
     requests: list[Entry] | None = None
 
@@ -60,14 +65,15 @@ def recognises(keys: Mapping[str, object]) -> bool:
     return "block_size" in keys and bool({"reqs", "requests"} & keys.keys())
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> Recording:
     """Of a file, or of all .json files in a directory. Raises TraceError."""
     files = sorted(path.glob("*.json")) if path.is_dir() else [path]
     if not files:
         raise TraceError(path, None, "no .json file in this directory; expected Claude Code sessions, one a file")
     decoder = msgspec.json.Decoder(Session)
     names = _Names()
-    requests: list[TraceRequest] = []
+    requests: list[tuple[Place, TraceRequest]] = []
+    sessions: set[str] = set()
     block_size: int | None = None
     for file in files:
         for number, text in lines(file):
@@ -75,12 +81,13 @@ def read(path: Path) -> Trace:
             block_size = block_size or session.block_size
             if session.block_size != block_size:
                 raise TraceError(file, number, f"expected {block_size} as before", "block_size")
-            requests += _Reader(file, number, session, names).all()
+            if session.id in sessions:
+                raise TraceError(file, number, f"expected one that no other has, got {shortened(session.id)}", "id")
+            sessions.add(session.id)
+            place = Place(file, number)
+            requests += [(place, request) for request in _Reader(file, number, session, names).all()]
             names.next_session()
-    if not requests:
-        raise TraceError(path, None, "no requests; expected at least one")
-    requests.sort(key=lambda request: request.arrival_s)
-    return Trace(title(path), block_size or 1, requests, FACTS)
+    return Recording(title(path), block_size or 1, requests, FACTS, FIELDS)
 
 
 @dataclass(slots=True)
@@ -127,7 +134,13 @@ class _Reader:
         return self._stream(one.id, entries, 0.0, one.tool_tokens + one.system_tokens, None)
 
     def _stream(
-        self, session: str, entries: list[Entry], start_s: float, system: int, parent: TraceRequest | None
+        self,
+        session: str,
+        entries: list[Entry],
+        start_s: float,
+        system: int,
+        parent: TraceRequest | None,
+        depth: int = 0,
     ) -> Iterator[TraceRequest]:
         previous: TraceRequest | None = None
         agents = 0
@@ -135,9 +148,11 @@ class _Reader:
             nested = entry.requests if entry.reqs is None else entry.reqs
             if nested is not None:
                 agents += 1
-                absolute = bool(nested) and nested[0].t >= entry.t  # as in SemiAnalysis's editions
+                if depth == DEEPEST:
+                    raise TraceError(self.path, self.line, f"expected subagents at most {DEEPEST} deep", "requests")
+                absolute = min((one.t for one in nested), default=0.0) >= entry.t  # as in SemiAnalysis's editions
                 begin_s = start_s if absolute else start_s + entry.t
-                yield from self._stream(f"{session}/{agents}", nested, begin_s, 0, previous or parent)
+                yield from self._stream(f"{session}/{agents}", nested, begin_s, 0, previous or parent, depth + 1)
                 continue
             previous = self._request(f"{session}:{index}", session, entry, start_s, system, previous, parent)
             yield previous

@@ -1,11 +1,16 @@
-"""Files line by line, plain or gzip, and the one error of whoever reads them. Knows no format."""
+"""Files line by line, plain or gzip, how large a number in them may be, and the one error of whoever reads them.
+
+Knows no format.
+"""
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, TypeVar
 
@@ -15,14 +20,18 @@ from loadgen.commands import CommandError
 
 T = TypeVar("T")
 
-Count = Annotated[int, msgspec.Meta(ge=0)]  # tokens, names
-Length = Annotated[int, msgspec.Meta(ge=1)]
-Seconds = Annotated[float, msgspec.Meta(ge=0)]
-Milliseconds = Annotated[float, msgspec.Meta(ge=0)]
+MOST_TOKENS = 100_000_000  # far over the contexts of models, which are of millions; a larger number is a mistake
+LATEST_S = 9e9  # seconds, so Unix times do: up to here a float of milliseconds still tells microseconds apart
+Count = Annotated[int, msgspec.Meta(ge=0, le=MOST_TOKENS)]
+Length = Annotated[int, msgspec.Meta(ge=1, le=MOST_TOKENS)]
+Name = Annotated[int, msgspec.Meta(ge=0)]  # of a block: any hash
+Seconds = Annotated[float, msgspec.Meta(ge=0, le=LATEST_S)]
+Milliseconds = Annotated[float, msgspec.Meta(ge=0, le=1000 * LATEST_S)]
 
 GZIP = b"\x1f\x8b"
 _FIELD = re.compile(r"^(?P<text>.*?)(?: - at `(?P<path>[^`]*)`)?$", re.DOTALL)
 _ENUM = re.compile(r"^Invalid enum value (?P<value>.*)$", re.DOTALL)
+_TOO_LARGE = {"Number out of range", "Integer value out of range"}
 _MISSING = re.compile(r"^Object missing required field `(?P<field>[^`]*)`$")
 
 
@@ -40,7 +49,7 @@ def title(path: Path) -> str:
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, each with its number from 1. Raises TraceError.
+    """The lines that are not blank, each with its number from 1, without a byte order mark. Raises TraceError.
 
     A file that begins with a line of one brace is a single object laid out for reading: it comes as one line.
     """
@@ -49,7 +58,8 @@ def lines(path: Path) -> Iterator[tuple[int, bytes]]:
         with path.open("rb") as raw:
             packed = raw.read(2) == GZIP
         with gzip.open(path) if packed else path.open("rb") as file:
-            for number, line in enumerate(file, 1):
+            for number, raw_line in enumerate(file, 1):
+                line = raw_line.removeprefix(codecs.BOM_UTF8) if number == 1 else raw_line
                 if line.strip() == b"{" and number == 1:
                     yield number, line + file.read()
                 elif line.strip():
@@ -77,6 +87,13 @@ def decode(decoder: msgspec.json.Decoder[T], path: Path, number: int | None, tex
         if "UTF-8" in str(error):
             raise TraceError(path, number, "not UTF-8; expected JSON in UTF-8") from error
         raise TraceError(path, number, f"not valid JSON, or cut off ({error}); expected one whole object") from error
+    except RecursionError as error:
+        raise TraceError(path, number, "JSON nested too deeply; expected what docs/workloads.md describes") from error
+
+
+def since_epoch(when: datetime) -> timedelta:
+    """A date and time on one clock for all: without a zone it is taken to be UTC, whatever this machine's is."""
+    return (when if when.tzinfo is not None else when.replace(tzinfo=UTC)) - datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def named(path: Path, number: int, field: str, count: int, whole: int, *, part: bool) -> None:
@@ -94,6 +111,8 @@ def explained(path: Path, number: int | None, error: msgspec.ValidationError) ->
     if missing := _MISSING.match(text):
         field = f"{where}.{missing['field']}" if where else missing["field"]
         return TraceError(path, number, "missing; expected in every line", field)
+    if text in _TOO_LARGE:
+        return TraceError(path, number, f"expected at most {MOST_TOKENS} tokens, or {LATEST_S:g} seconds", where)
     if other := _ENUM.match(text):
         return TraceError(path, number, f"expected a value that docs/workloads.md lists, got {other['value']}", where)
     return TraceError(path, number, text[:1].lower() + text[1:], where)

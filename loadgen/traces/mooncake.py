@@ -12,13 +12,15 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.trace import Fact, Trace, TraceRequest, joined
-from loadgen.traces.lines import Count, Length, Milliseconds, decode, lines, named, title
+from loadgen.trace import Fact, TraceRequest, joined
+from loadgen.traces.lines import Count, Length, Milliseconds, Name, decode, lines, named, title
+from loadgen.traces.recording import Fields, Place, Recording
 
 NAME = "mooncake"
 TITLE = "Mooncake JSONL"
 BLOCK_SIZE = 512  # tokens
 FACTS = frozenset({Fact.BLOCKS, Fact.INFERRED_SESSIONS, Fact.ARRIVALS})
+FIELDS = Fields(id="line", parent="hash_ids", time="timestamp", input="input_length")
 
 
 class Line(msgspec.Struct, gc=False):
@@ -27,7 +29,7 @@ class Line(msgspec.Struct, gc=False):
     timestamp: Milliseconds
     input_length: Length
     output_length: Count
-    hash_ids: list[Count]
+    hash_ids: list[Name]
 
 
 def recognises(keys: Mapping[str, object]) -> bool:
@@ -35,7 +37,7 @@ def recognises(keys: Mapping[str, object]) -> bool:
     return {"timestamp", "hash_ids"} <= keys.keys() and not {"session_id", "chat_id"} & keys.keys()
 
 
-def read(path: Path) -> Trace:
+def read(path: Path) -> Recording:
     """Raises TraceError."""
     decoder = msgspec.json.Decoder(Line)
     read = []
@@ -46,7 +48,7 @@ def read(path: Path) -> Trace:
         read.append((number, line))
     read.sort(key=lambda numbered: numbered[1].timestamp)
 
-    requests: list[TraceRequest] = []
+    requests: list[tuple[Place, TraceRequest]] = []
     begun: set[int] = set()  # names of blocks that a prompt had
     ends: dict[int, TraceRequest] = {}  # the last whole block of a prompt -> the latest such request
     for number, line in read:
@@ -63,11 +65,11 @@ def read(path: Path) -> Trace:
             parent=None if parent is None else parent.id,
             history=0 if parent is None else parent.input + parent.output,
         )
-        requests.append(request)
+        requests.append((Place(path, number), request))
         if ids and (ids[-1] not in begun or ids[-1] in ends):
             ends[ids[-1]] = request
         begun.update(ids)
-    return Trace(title(path), BLOCK_SIZE, requests, FACTS)
+    return Recording(title(path), BLOCK_SIZE, requests, FACTS, FIELDS)
 
 
 def _parent(ids: list[int], tokens: int, ends: Mapping[int, TraceRequest]) -> TraceRequest | None:

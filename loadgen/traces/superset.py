@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import IO
+from typing import IO, Annotated
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
-from loadgen.traces.lines import Count, Length, Milliseconds, TraceError, decode, lines, named, title
+from loadgen.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
+from loadgen.traces.recording import Fields, Place, Recording
 
 NAME = "superset"
 TITLE = "our superset JSONL"
 
-Id = str | int
+Id = Annotated[str, msgspec.Meta(min_length=1)] | int
 NO_PARENT = -1
+FIELDS = Fields("request_id", "parent_request_id", "timestamp_ms", "input_length", "gap_ms", "duration_ms")
 
 
 class Line(msgspec.Struct, kw_only=True, gc=False):
@@ -37,8 +39,8 @@ class Line(msgspec.Struct, kw_only=True, gc=False):
     input_length: Length
     output_length: Count
     block_size: Length
-    hash_runs: list[tuple[Count, Length]] | UnsetType = UNSET
-    hash_ids: list[Count] | UnsetType = UNSET
+    hash_runs: list[tuple[Name, Length]] | UnsetType = UNSET
+    hash_ids: list[Name] | UnsetType = UNSET
     gap_ms: Milliseconds | UnsetType = UNSET
     duration_ms: Milliseconds | UnsetType = UNSET
     system_length: Count = 0
@@ -51,11 +53,10 @@ def recognises(keys: Mapping[str, object]) -> bool:
     return "request_id" in keys and "input_length" in keys
 
 
-def read(path: Path) -> Trace:
-    """Raises TraceError: also for a parent that no earlier line has, and where the block size changes."""
+def read(path: Path) -> Recording:
+    """Raises TraceError, also where the block size changes."""
     decoder = msgspec.json.Decoder(Line)
-    requests: list[TraceRequest] = []
-    arrivals: dict[str, float] = {}
+    requests: list[tuple[Place, TraceRequest]] = []
     block_size = 1
     facts: list[Fact] | None = None
     for number, text in lines(path):
@@ -66,16 +67,9 @@ def read(path: Path) -> Trace:
         if line.block_size != block_size:
             expected = f"expected {block_size} as in the first line, got {line.block_size}"
             raise TraceError(path, number, expected, "block_size")
-        request = _request(path, number, line)
-        if request.id in arrivals:
-            raise TraceError(path, number, f"expected one that no earlier line has, got {request.id}", "request_id")
-        if request.parent is not None and request.arrival_s < arrivals.get(request.parent, float("inf")):
-            expected = "expected the request of an earlier line that arrived no later"
-            raise TraceError(path, number, f"{expected}, got {request.parent}", "parent_request_id")
-        arrivals[request.id] = request.arrival_s
-        requests.append(request)
-    requests.sort(key=lambda request: request.arrival_s)
-    return Trace(title(path), block_size, requests, frozenset(held(requests) if facts is None else facts))
+        requests.append((Place(path, number), _request(path, number, line)))
+    known = held([request for _, request in requests]) if facts is None else facts
+    return Recording(title(path), block_size, requests, frozenset(known), FIELDS)
 
 
 def write(trace: Trace, file: IO[bytes]) -> None:
@@ -120,6 +114,8 @@ def held(requests: list[TraceRequest]) -> set[Fact]:
 
 
 def _request(path: Path, number: int, line: Line) -> TraceRequest:
+    if str(line.request_id) == str(NO_PARENT):
+        raise TraceError(path, number, f"expected another than {NO_PARENT}, which stands for no parent", "request_id")
     blocks: Runs = ()
     if line.hash_runs is not UNSET:
         blocks = tuple(line.hash_runs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from dataclasses import replace
 
 import pytest
@@ -96,6 +97,28 @@ def test_a_copy_reuses_itself_as_recorded(arranged: Trace) -> None:
     for request in arranged.requests:
         if request.parent is not None and request.session.startswith("f"):
             assert cut(request.blocks, 0, 4) == known[request.parent].blocks
+
+
+def test_the_draws_do_not_grow_with_the_time_that_a_session_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a session that pauses for ten years, both ends come at their rate, for about a draw a request."""
+
+    class Counted(random.Random):
+        draws = 0
+
+        def expovariate(self, lambd: float = 1.0) -> float:
+            Counted.draws += 1
+            assert Counted.draws < 10_000
+            return super().expovariate(lambd)
+
+    monkeypatch.setattr("loadgen.arrivals.random.Random", Counted)
+    years = [request("a/0", 0, ((0, 4),)), request("a/1", 3e8, ((0, 8),), turn=1, parent="a/0")]
+    short = [request("b/0", 10, ((50, 2),)), request("b/1", 40, ((50, 3),), turn=1, parent="b/0")]
+    recorded = replace(RECORDED, requests=[years[0], *short, years[1]])
+    arranged = arrange(recorded, rate=1, seconds=2000, seed=1).requests
+    counts = [sum(one.id.startswith(name) for one in arranged) for name in ("a/0", "a/1", "b/0", "b/1")]
+    assert counts == pytest.approx([500] * 4, rel=0.15)
+    assert all(one.parent is None for one in arranged if one.id.startswith("a"))
+    assert Counted.draws < 2 * len(arranged)
 
 
 def test_equal_seeds_give_equal_workloads(arranged: Trace) -> None:

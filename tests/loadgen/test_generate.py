@@ -61,6 +61,14 @@ def test_recorded_sessions_get_another_rate(tmp_path: Path, capsys: pytest.Captu
         (["--trace", "missing.jsonl", "--sessions", "3"], "are for profiles"),
         (["--profile", "chat", "--sessions", "1", "-o", "missing/x.jsonl"], "missing/x.jsonl: No such file"),
         (["--profile", "chat", "--sessions", "1", "--text", "t", "--model-dir", "no"], "no/tokenizer.json: No such"),
+        (["--profile", "chat", "--sessions", "1", "--text", "no/t"], "no/t: No such file"),
+        (["--profile", "chat", "--sessions", "1", "-o", "/dev/full"], "/dev/full: No space left on device"),
+        (["--profile", "chat", "--sessions", "1", "--text", "/dev/full"], "/dev/full: No space left on device"),
+        (["--profile", "chat", "--sessions", "1", "--text", "./x.jsonl"], "--out and --text are one file, x.jsonl"),
+        (["--trace", "x.jsonl"], "--trace and --out are one file, x.jsonl"),
+        (["--profile", "chat", "--max-tokens", "0"], "--max-tokens 0: expected a positive number"),
+        (["--profile", "chat", "--sessions", "1", "--max-tokens", "1"], "all requests have more than --max-tokens 1"),
+        (["--trace", "missing.jsonl", "--block-size", "0"], "are for profiles"),
     ],
 )
 def test_bad_wishes_are_explained(
@@ -75,6 +83,24 @@ def test_bad_wishes_are_explained(
     out = [] if "-o" in arguments else ["-o", "x.jsonl"]
     assert run(*arguments, *out) == 1
     assert words in capsys.readouterr().err
+
+
+def test_nothing_is_written_where_the_text_cannot_be(tmp_path: Path) -> None:
+    """What --text needs is looked at first: its model, and whether its file can be written."""
+    out = tmp_path / "x.jsonl"
+    for wish in (["--text", tmp_path / "t", "--model-dir", tmp_path], ["--text", tmp_path / "no" / "t"]):
+        assert run("--profile", "chat", "--sessions", 1, "-o", out, *wish) == 1
+        assert list(tmp_path.iterdir()) == []
+
+
+def test_a_hard_link_is_the_same_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two names of one file are told by the file, and it is left as it was."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.write_text("kept")
+    two.hardlink_to(one)
+    assert run("--profile", "chat", "--sessions", 1, "-o", one, "--text", two) == 1
+    assert "are one file" in capsys.readouterr().err
+    assert one.read_text() == "kept"
 
 
 def test_an_unknown_profile_is_answered_with_the_known_ones(capsys: pytest.CaptureFixture[str]) -> None:

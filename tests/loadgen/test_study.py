@@ -199,12 +199,28 @@ def test_figure_9_sends_each_request_where_the_fewest_tokens_are_in_flight() -> 
 
 
 def test_requests_a_minute_are_of_whole_minutes_and_by_instance() -> None:
-    """Minutes count from the first arrival; empty ones count, the last, cut one does not."""
+    """Minutes count from the first arrival; those without requests count, the last, cut one does not."""
     requests = [request(f"a{at}", 5.0 + at) for at in (0, 10, 59, 130, 185)]
-    assert per_minute(requests) == [3, 0, 1]
+    assert per_minute(requests) == ([3, 1], 1)
     found = study(trace(*requests), instances=2)
     assert found.rate is not None
     assert (found.rate.mean, found.rate_least) == pytest.approx((2 / 3, 0.0))
+
+
+def test_the_work_does_not_grow_with_the_time_that_passes() -> None:
+    """Minutes without requests take no memory, be they more than any machine has bytes."""
+    requests = [request("a", 0), request("b", 1), request("c", 6e15)]
+    assert per_minute(requests) == ([2], 10**14 - 1)
+    found = study(trace(*requests), instances=1)
+    assert found.rate is not None
+    assert (found.rate.count, found.rate.p99, found.rate.max, found.rate_least) == (10**14, 0.0, 2.0, 0.0)
+    assert found.rate.mean == pytest.approx(2e-14)
+
+
+def test_zeros_of_a_distribution_need_not_be_listed() -> None:
+    """So many zeros give what listing them gives."""
+    for zeros in range(12):
+        assert spread([3, 1, 2, 5], zeros=zeros) == spread([3, 1, 2, 5, *[0] * zeros])
 
 
 def test_turns_appended_tokens_and_growth() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -339,18 +340,30 @@ def test_bad_lines_are_named_with_field_and_expectation(name: str, tmp_path: Pat
         (b"a,b,c\n1,2,3\n", ":1: no known trace format; expected one of: "),
         (b"\x7fELF\x00\x01\n", ":1: no known trace format; expected one of: "),
         (b"[1, 2]\n", ":1: no known trace format; expected one of: "),
-        (b'{"timestamp": 0, "x": "\xff\xfe", "hash_ids": []}\n', ":1: not UTF-8; expected JSON in UTF-8"),
+        (b'{"request_id": "\xff\xfe", "input_length": 1}\n', ":1: not UTF-8; expected JSON in UTF-8"),
         (
             gzip.compress((FIXTURES / "mooncake.jsonl").read_bytes())[:-20],
             "the gzip file is cut off or damaged; expected it whole",
         ),
-        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests after the header"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n", ": no requests; expected at least one"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,4\n", ":2: expected 3 columns, got 2"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\nnoon,4,5\n", ":2: TIMESTAMP: expected a date and time, got 'noon'"),
         (
             b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:17:03,-4,5\n",
-            ":2: ContextTokens: expected a whole number from 1, got '-4'",
+            ":2: ContextTokens: expected a whole number from 1 to 100000000, got '-4'",
         ),
+        (
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,4," + b"9" * 5000 + b"\n",
+            ":2: GeneratedTokens: expected a whole number from 0 to 100000000, got '9999",
+        ),
+        (
+            b"TIMESTAMP,ContextTokens,GeneratedTokens\n0001-01-01,4,5\n9999-12-31,4,5\n",
+            ":3: TIMESTAMP: expected a trace of at most ten years",
+        ),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16\r,4,5\n", ":2: not valid CSV (new-line character"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens\n" + b"9" * 140_000 + b",4,5\n", ":2: not valid CSV (field larger"),
+        (b'{"request_id":' + b"[" * 100_000, ":1: JSON nested too deeply"),
+        (b'{"id": "s", "block_size": 64, "requests":' + b'[{"t":0,"requests":' * 100_000, "JSON nested too deeply"),
         (b"TIMESTAMP,ContextTokens,GeneratedTokens\n\xff,4,5\n", ":2: not UTF-8; expected CSV in UTF-8"),
     ],
 )
@@ -362,6 +375,17 @@ def test_files_that_are_no_trace_say_so(text: bytes, says: str, tmp_path: Path) 
         traces.load(path)
     assert str(error.value).startswith(str(path))
     assert says in str(error.value)
+
+
+ENTRY: Mapping[str, Any] = {"t": 0.0, "in": 64, "out": 1, "h": [[1, 1]]}
+
+
+def _session(name: str, entries: list[Any]) -> Mapping[str, Any]:
+    return {"id": name, "block_size": 64, "reqs": entries}
+
+
+def _nested(depth: int) -> list[Any]:
+    return [{"t": 0.0, "reqs": _nested(depth - 1)}] if depth else [ENTRY]
 
 
 def _changed(name: str, **fields: Any) -> Callable[[], list[Mapping[str, Any]]]:
@@ -376,17 +400,43 @@ def _changed(name: str, **fields: Any) -> Callable[[], list[Mapping[str, Any]]]:
         (_changed("aiperf", timestamp=None), ":1: timestamp: missing; expected in a session's first line"),
         (_changed("bailian", hash_ids=[0, 1, 2]), ":1: hash_ids: expected at most 2 by input_length, got 3"),
         (_changed("superset", system_length=601), ":1: system_length: expected at most input_length, got 601"),
-        (_changed("superset", parent_request_id="b"), ":1: parent_request_id: expected the request of an earlier line"),
+        (_changed("superset", parent_request_id="b"), ":1: parent_request_id: expected a request that arrived"),
         (
             _changed("superset", trigger="moon"),
             ":1: trigger: expected a value that docs/workloads.md lists, got 'moon'",
         ),
-        (lambda: [GOOD["superset"]] * 2, ":2: request_id: expected one that no earlier line has, got a"),
+        (lambda: [GOOD["superset"]] * 2, ":2: request_id: expected one that no other has, got 'a'"),
         (
             lambda: [GOOD["superset"], {**GOOD["superset"], "request_id": "b", "block_size": 16}],
             ":2: block_size: expected 512 as in the first line, got 16",
         ),
-        (lambda: [GOOD["bailian"]] * 2, ":2: chat_id: expected one that no other line has, got 1"),
+        (lambda: [GOOD["bailian"]] * 2, ":2: chat_id: expected one that no other has, got '1'"),
+        (lambda: [GOOD["claude-code"]] * 2, ":2: id: expected one that no other has, got 's'"),
+        (
+            lambda: [_session("s", [{"t": 0.0, "reqs": [ENTRY]}]), _session("s/1", [ENTRY])],
+            ":2: id: expected one that no other has, got 's/1:0' as in ",
+        ),
+        (_changed("superset", request_id=-1), ":1: request_id: expected another than -1, which stands for no parent"),
+        (_changed("superset", request_id=""), ":1: request_id: expected `str` of length >= 1"),
+        (_changed("bailian", chat_id=-1), ":1: chat_id: expected `int` >= 0"),
+        (_changed("bailian", parent_chat_id=1), ":1: parent_chat_id: expected a request that arrived no later"),
+        (
+            lambda: [{**GOOD["bailian"], "parent_chat_id": 2}, {**GOOD["bailian"], "chat_id": 2, "parent_chat_id": 1}],
+            ":1: parent_chat_id: expected a request that arrived no later",
+        ),
+        (
+            lambda: [{**GOOD["bailian"], "parent_chat_id": 2}, {**GOOD["bailian"], "chat_id": 2, "timestamp": 5.0}],
+            ":1: parent_chat_id: expected a request that arrived no later",
+        ),
+        (
+            lambda: [
+                {**GOOD["superset"], "timestamp_ms": 10},
+                {**GOOD["superset"], "request_id": "b", "parent_request_id": "a"},
+            ],
+            ":2: parent_request_id: expected a request that arrived no later",
+        ),
+        (_changed("claude-code", reqs=[{**ENTRY, "h": [[0, 1]]}]), ":1: reqs[0].h[0][0]: expected `int` >= 1"),
+        (lambda: [_session("s", _nested(300))], ":1: requests: expected subagents at most 16 deep"),
         (
             _changed("claude-code", hash_id_scope="global"),
             ":1: hash_id_scope: expected a value that docs/workloads.md lists",
@@ -407,6 +457,168 @@ def test_lines_that_contradict_themselves_or_others_are_refused(
     with pytest.raises(TraceError) as error:
         traces.load(jsonl(tmp_path / "x.jsonl", rows()))
     assert says in str(error.value)
+
+
+def _at(name: str, **fields: Any) -> Callable[[], list[Mapping[str, Any]]]:
+    """Three good lines, and one with another time."""
+    ids = {"superset": "request_id", "bailian": "chat_id", "claude-code": "id", "aiperf": "session_id"}
+    numbered = [
+        {**GOOD[name], ids[name]: str(n) if name != "bailian" else n} if name in ids else GOOD[name] for n in (1, 2, 3)
+    ]
+    return lambda: [*numbered, {**GOOD[name], **fields}]
+
+
+def _round(timestamp: str, event: str = "user_message") -> Mapping[str, Any]:
+    return {"event_type": event, "timestamp": timestamp}
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (_at("mooncake", timestamp=1.7e12), ":4: timestamp: expected a trace of at most ten years"),
+        (_at("aiperf", timestamp=1.7e12), ":4: timestamp or delay: expected a trace of at most ten years"),
+        (_at("bailian", chat_id=9, timestamp=1.7e9), ":4: timestamp: expected a trace of at most ten years"),
+        (_at("superset", timestamp_ms=1.7e12), ":4: timestamp_ms: expected a trace of at most ten years"),
+        (_at("claude-code", reqs=[{"t": 1.7e9, "in": 64, "h": [[1, 1]]}]), ":4: t: expected a trace of at most ten"),
+        (
+            _at("tracelab", timing_events=[_round("0001-01-01T00:00:00")]),
+            ":4: timing_events: expected a trace of at most ten years; others are up to 6.39e+10 s later",
+        ),
+        (_at("mooncake", timestamp=1e308), ":4: timestamp: expected `float` <= "),
+        (_at("superset", timestamp_ms=1e308), ":4: timestamp_ms: expected `float` <= "),
+        (_at("superset", gap_ms=1e12), ":4: gap_ms: expected at most ten years"),
+        (_at("superset", duration_ms=1e12), ":4: duration_ms: expected at most ten years"),
+        (
+            _at(
+                "tracelab",
+                timing_events=[_round("2026-06-01T00:00:00Z"), _round("9999-01-01T00:00:00Z", "assistant_message")],
+            ),
+            ":4: timing_events: expected at most ten years",
+        ),
+    ],
+)
+def test_times_that_no_recording_has_are_refused(
+    rows: Callable[[], list[Mapping[str, Any]]], says: str, tmp_path: Path
+) -> None:
+    """One stray time, early or late, is named by its own line, not by the others'."""
+    with pytest.raises(TraceError) as error:
+        traces.load(jsonl(tmp_path / "x.jsonl", rows()))
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("digits", [10, 400, 5000])
+@pytest.mark.parametrize(
+    ("name", "field"), [*LENGTHS.items(), ("tracelab", "input_tokens_total"), ("claude-code", "block_size")]
+)
+def test_lengths_that_no_prompt_has_are_refused(name: str, field: str, digits: int, tmp_path: Path) -> None:
+    """A length of any number of digits is an error of its field."""
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({**GOOD[name], field: "HERE"}).replace('"HERE"', "9" * digits) + "\n")
+    with pytest.raises(TraceError, match=rf"x\.jsonl:1: {field}: expected .*100000000"):
+        traces.load(path)
+
+
+def test_a_number_that_no_float_holds_is_an_error_of_its_field(tmp_path: Path) -> None:
+    """1e999 is refused where it stands, though the first line is looked at before its format is known."""
+    path = tmp_path / "x.jsonl"
+    path.write_text(json.dumps({**GOOD["superset"], "timestamp_ms": "HERE"}).replace('"HERE"', "1e999"))
+    with pytest.raises(TraceError, match=r":1: timestamp_ms: expected at most"):
+        traces.load(path)
+
+
+def test_turns_that_add_up_to_no_prompt_are_refused(tmp_path: Path) -> None:
+    """aiperf's prompts are sums of lines: what our own format would refuse is refused here."""
+    row = {**GOOD["aiperf"], "input_length": 512, "output_length": 60_000_000, "hash_ids": [1]}
+    with pytest.raises(TraceError, match=r":3: input_length: expected prompts of at most 100000000 tokens"):
+        traces.load(jsonl(tmp_path / "x.jsonl", [row] * 3))
+
+
+def test_a_directory_names_the_file_of_a_repeated_session(tmp_path: Path) -> None:
+    """Two files with one session id are refused, and the later one is named."""
+    for name in ("one.json", "two.json"):
+        jsonl(tmp_path / name, [GOOD["claude-code"]])
+    with pytest.raises(TraceError, match=r"two\.json:1: id: expected one that no other has, got 's'"):
+        traces.load(tmp_path)
+
+
+def test_claude_code_subagents_begin_after_their_parent_in_whatever_order_they_stand(tmp_path: Path) -> None:
+    """Nested times of which one is before the marker count from it, so no child stands before its parent."""
+    nested = {"t": 6.0, "reqs": [{**ENTRY, "t": 10.0}, {**ENTRY, "t": 1.0}]}
+    trace = traces.load(jsonl(tmp_path / "x.json", [_session("s", [{**ENTRY, "t": 5.0}, nested])]))
+    assert [(one.id, one.parent, one.arrival_s) for one in trace.requests] == [
+        ("s:0", None, 5.0),
+        ("s/1:0", "s:0", 7.0),
+        ("s/1:1", "s/1:0", 16.0),
+    ]
+
+
+def _written(trace: Trace, path: Path) -> Path:
+    with path.open("wb") as file:
+        superset.write(trace, file)
+    return path
+
+
+def test_bailian_blocks_without_ids_are_nobodys_and_ids_may_be_negative(tmp_path: Path) -> None:
+    """Equal ids stay equal names, what has none shares with nobody, and our own format takes all of it."""
+    row = GOOD["bailian"]
+    path = jsonl(
+        tmp_path / "x.jsonl",
+        [
+            {**row, "input_length": 160, "hash_ids": [-5, -4]},
+            {**row, "chat_id": 2, "input_length": 165, "hash_ids": [-5, -4, 2**64]},
+            {**row, "chat_id": 3, "input_length": 33, "hash_ids": []},
+        ],
+    )
+    trace = traces.load(path)
+    one, two, three = trace.requests
+    assert [length(request.blocks) for request in trace.requests] == [10, 10, 2]
+    assert common(one.blocks, two.blocks) == 2
+    found = [name for request in trace.requests for name in names(request.blocks)]
+    assert len(set(found)) == 10 + 8 + 2
+    assert 0 <= min(found) <= max(found) < 2**40
+    assert not {*names(three.blocks)} & {*names(one.blocks), *names(two.blocks)}
+    assert traces.load(_written(trace, tmp_path / "y.jsonl")).requests == trace.requests
+
+
+@pytest.mark.parametrize("name", ["mooncake", "superset"])
+def test_names_may_be_hashes(name: str, tmp_path: Path) -> None:
+    """Names of 64 bits and more become small ones that are equal where they were, and runs where those were."""
+    path = jsonl(tmp_path / "x.jsonl", [{**GOOD[name], "hash_ids": [2**70, 2**70 + 1]}])
+    assert [request.blocks for request in traces.load(path).requests] == [((0, 2),)]
+
+
+def test_a_byte_order_mark_is_no_part_of_a_trace(tmp_path: Path) -> None:
+    """JSON lines, JSON laid out and CSV are known with one as without, packed too."""
+    path = tmp_path / "x"
+    documents = (json.dumps(GOOD["superset"]), json.dumps(GOOD["claude-code"], indent=1))
+    for text in (*documents, "TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16,4,5\n"):
+        for pack in (bytes, gzip.compress):
+            path.write_bytes(pack(text.encode("utf-8-sig")))
+            assert len(traces.load(path).requests) == 1
+
+
+def test_azure_honours_time_zones(tmp_path: Path) -> None:
+    """Rows count on one clock; without a zone they are in UTC."""
+    path = tmp_path / "x.csv"
+    times = ("2023-01-01 12:00:00+05:00", "2023-01-01 12:00:00-05:00", "2023-01-01 12:00:00")
+    path.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(f"{time},4,5\n" for time in times))
+    assert [(one.id, one.arrival_s) for one in traces.load(path).requests] == [("2", 0), ("4", 18_000), ("3", 36_000)]
+
+
+def test_tracelab_times_do_not_depend_on_this_machines_zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times without a zone are in UTC wherever they are read, and the year 1 is a year."""
+    rows = [
+        {**GOOD["tracelab"], "timing_events": [_round(time)]}
+        for time in ("0001-01-01T00:00:00", "0001-01-01T00:01:00Z")
+    ]
+    path = jsonl(tmp_path / "x.jsonl", rows)
+    for zone in ("UTC", "Asia/Tokyo"):
+        monkeypatch.setenv("TZ", zone)
+        time.tzset()
+        arrivals = [request.arrival_s for request in traces.load(path).requests]
+        assert arrivals == [0.0, 60.0]
+    monkeypatch.undo()
+    time.tzset()
 
 
 def test_what_cannot_be_opened_says_why(tmp_path: Path) -> None:
