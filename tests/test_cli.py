@@ -91,7 +91,7 @@ def test_policies_are_listed_with_their_options(capsys: pytest.CaptureFixture[st
     assert main(["policies"]) == 0
     listed = capsys.readouterr().out
     assert "x-smetric-hit-ratio: 0.5 by default" in listed
-    assert "f = (prompt - hit) * load" in listed
+    assert "f = (prompt - hit) * (load + idle)" in listed
 
 
 def test_workers_are_told_all_that_concerns_a_stream() -> None:

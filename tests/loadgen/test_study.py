@@ -15,7 +15,7 @@ from loadgen.reuse import Found, Store
 from loadgen.study import spread, study
 from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
+FIXTURES = Path(__file__).parent / "traces"
 ALL = frozenset(Fact) - {Fact.INFERRED_SESSIONS}
 
 

@@ -16,7 +16,7 @@ from loadgen import traces
 from loadgen.trace import Fact, Trace, TraceRequest, Trigger, common, length, names
 from loadgen.traces import FORMATS, TraceError, superset
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "traces"
+FIXTURES = Path(__file__).parent / "traces"
 
 
 def jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:
