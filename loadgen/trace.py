@@ -8,6 +8,7 @@ blocks is a handful of runs.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -124,6 +125,23 @@ def merged(runs: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
             high = max(high, first + count)
     if low is not None and high is not None:
         yield low, high
+
+
+class Dense:
+    """Small names, 0 to `count`, in place of given ones: what was a run stays a run."""
+
+    def __init__(self, prompts: Iterable[Runs]) -> None:
+        self._starts: list[int] = []
+        self._shifts: list[int] = []
+        self.count = 0
+        for first, end in merged({run for runs in prompts for run in runs}):
+            self._starts.append(first)
+            self._shifts.append(self.count - first)
+            self.count += end - first
+
+    def of(self, runs: Runs) -> Runs:
+        """The small names of runs that were given, or of parts of them."""
+        return tuple((first + self._shifts[bisect_right(self._starts, first) - 1], count) for first, count in runs)
 
 
 def joined(sequence: Sequence[int]) -> Runs:

@@ -23,9 +23,7 @@ class View:
     hits: Sequence[int]  # bytes of the prompt in each candidate's local cache
     loads: Sequence[float]  # requests in flight (colocated) or bytes to prefill (prefill pools), before this request
     cursor: int  # where the next tie of the round robin goes: any integer >= 0
-    unprefilled: Sequence[
-        float
-    ]  # bytes that the requests in flight had to prefill when they were sent, of each candidate
+    unprefilled: Sequence[float]  # bytes that each candidate had to prefill for the requests in flight there
     seed: int = 0  # 64 random bits, new for each request
     unit: float = 1  # what one request like this weighs in `loads`: 1, or in prefill pools the bytes of its prompt
 

@@ -9,13 +9,12 @@ Keys are small and dense, 0 to `count`, so that a cache can be an array.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.trace import Runs, Trace, TraceRequest, cut
+from loadgen.trace import Dense, Runs, Trace, TraceRequest, cut, length
 
 KeyArray = npt.NDArray[np.int32]
 
@@ -30,9 +29,10 @@ class Keys:
             raise ValueError(f"block size {block_size} is no multiple of the trace's, {trace.block_size} tokens")
         self._block_size = block_size
         self._next = _next(trace.requests)
-        self._starts, self._offsets, self._nameless = _dense(request.blocks for request in trace.requests)
+        self._dense = Dense(request.blocks for request in trace.requests)
+        self._nameless = self._dense.count
         spare = sum(request.output // block_size + 2 for request in trace.requests)
-        padding = sum(max(0, request.input // trace.block_size - _length(request)) for request in trace.requests)
+        padding = sum(max(0, request.input // trace.block_size - length(request.blocks)) for request in trace.requests)
         self.count = self._nameless + spare + padding
 
     def of(self, request: TraceRequest) -> KeyArray:
@@ -53,10 +53,10 @@ class Keys:
 
     def _keys(self, runs: Runs, count: int) -> KeyArray:
         """The keys at positions every - 1, 2 * every - 1, ..., at most `count` of them."""
-        parts = []
-        for first, length in cut(runs, 0, count * self._every):
-            start = first + self._offsets[bisect_right(self._starts, first) - 1]
-            parts.append(np.arange(start, start + length, dtype=np.int32))
+        parts = [
+            np.arange(start, start + size, dtype=np.int32)
+            for start, size in self._dense.of(cut(runs, 0, count * self._every))
+        ]
         if not parts:
             return np.empty(0, np.int32)
         return np.concatenate(parts)[self._every - 1 :: self._every]
@@ -75,24 +75,3 @@ def _replies_end(request: TraceRequest) -> int:
     if not request.turn:
         return 0
     return request.history or request.input  # a turn without a history: the trace does not say
-
-
-def _length(request: TraceRequest) -> int:
-    return sum(count for _, count in request.blocks)
-
-
-def _dense(all_runs: Iterable[Runs]) -> tuple[list[int], list[int], int]:
-    """Where each stretch of names begins, what to add to a name of it, and how many names there are."""
-    spans = sorted({(first, first + count) for runs in all_runs for first, count in runs})
-    starts: list[int] = []
-    offsets: list[int] = []
-    total = end = 0
-    for first, stop in spans:
-        if not starts or first > end:
-            starts.append(first)
-            offsets.append(total - first)
-            end = first
-        if stop > end:
-            total += stop - end
-            end = stop
-    return starts, offsets, total

@@ -7,14 +7,13 @@ fields.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from reprlib import repr as shortened
 from typing import NamedTuple
 
-from loadgen.trace import Fact, Trace, TraceRequest, merged
+from loadgen.trace import Dense, Fact, Trace, TraceRequest
 from loadgen.traces.lines import MOST_TOKENS, TraceError
 
 # Ten years: language models have not been served for longer. A Unix time among times since the beginning is off by
@@ -97,19 +96,8 @@ def _timely(arrivals: Sequence[tuple[Place, float]], field: str) -> None:
 
 def _small_names(requests: list[TraceRequest]) -> list[TraceRequest]:
     """Names that are hashes or below 0 become small ones; runs stay runs."""
-    ranges = list(merged({run for request in requests for run in request.blocks}))
-    if not ranges or (ranges[0][0] >= 0 and ranges[-1][1] <= MOST_NAMES):
+    ends = [end for request in requests for first, count in request.blocks for end in (first, first + count)]
+    if not ends or (min(ends) >= 0 and max(ends) <= MOST_NAMES):
         return requests
-    starts = [first for first, _ in ranges]
-    shifts: list[int] = []
-    free = 0
-    for first, end in ranges:
-        shifts.append(free - first)
-        free += end - first
-    return [
-        replace(
-            request,
-            blocks=tuple((first + shifts[bisect_right(starts, first) - 1], count) for first, count in request.blocks),
-        )
-        for request in requests
-    ]
+    dense = Dense(request.blocks for request in requests)
+    return [replace(request, blocks=dense.of(request.blocks)) for request in requests]
