@@ -16,22 +16,22 @@ from pathlib import Path
 
 from bench.cpu import Meter, Usage
 from bench.peers import VENV, Peer, PeerStack
-from loadgen import access_log, replay_run
-from loadgen.engine_server import MODEL_DIR
-from loadgen.measures import Measures, measure
-from loadgen.parts import Engine
-from loadgen.processes import Child
-from loadgen.profiles import PROFILES
-from loadgen.records import Row, RunInfo, RunWriter, Slo, read_rows
-from loadgen.replay import Options
-from loadgen.replay_run import Gateway
-from loadgen.scaling import scaled
-from loadgen.scenario import Dispatch, Scenario
+from loadgen.engine.server import MODEL_DIR
+from loadgen.replay import access_log, run
+from loadgen.replay.replay import Options
+from loadgen.replay.run import Gateway
+from loadgen.replay.words import Words
+from loadgen.results.measures import Measures, measure
+from loadgen.results.records import Row, RunInfo, RunWriter, Slo, read_rows
 from loadgen.simulation import simulate
-from loadgen.stack import REDIS, Stack
-from loadgen.synthetic import generate_whole
-from loadgen.text import Words
-from loadgen.trace import Trace
+from loadgen.simulation.scenario import Dispatch, Scenario
+from loadgen.stack.parts import Engine
+from loadgen.stack.processes import Child
+from loadgen.stack.stack import REDIS, Stack
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.scaling import scaled
+from loadgen.workloads.synthetic import generate_whole
+from loadgen.workloads.trace import Trace
 
 BLOCK = 16  # tokens, of the workload and of the caches: vLLM's default
 MODEL = "tiny"  # whose tokenizer and template the engines have
@@ -127,7 +127,7 @@ def play(setting: Setting, trace: Trace, policy: str | Peer, directory: Path, ve
         gateway = Gateway(url=running.url, headers={}, timeout_s=TIMEOUT_S)
         children = [*running.engines, *running.router]
         meter = Meter((child.name, child.pid) for child in children if child.pid)
-        outcome = replay_run.perform(gateway, trace, script, options, info, directory)
+        outcome = run.perform(gateway, trace, script, options, info, directory)
         usage = meter.read()
         if outcome.interrupted:
             raise KeyboardInterrupt

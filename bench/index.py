@@ -24,7 +24,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.index.redis import RedisIndex
 
 sys.path.insert(0, str(Path(__file__).parent.parent))  # the tests' servers are not installed
-from tests.redis_server import BINARIES, RedisServer, redis_server
+from tests.support.redis_server import BINARIES, RedisServer, redis_server
 
 ENTRIES = 490_000
 SHARED = 160

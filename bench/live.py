@@ -20,9 +20,9 @@ from rich.table import Table
 
 from bench.contest import Result, Setting, play, simulated
 from bench.peers import VENV, Peer
-from loadgen.measures import Measures
-from loadgen.parts import StackFailed
-from loadgen.processes import ProcessFailed
+from loadgen.results.measures import Measures
+from loadgen.stack.parts import StackFailed
+from loadgen.stack.processes import ProcessFailed
 
 POLICIES = "smetric,least-loaded,bailian"
 # What `--tune` found, for both: docs/live-check.md.

@@ -34,14 +34,14 @@ import zmq
 from redis import Redis
 
 from bench.soak import Tally, sessions_at
-from loadgen.parts import get
-from loadgen.stack import Stack
+from loadgen.stack.parts import get
+from loadgen.stack.stack import Stack
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))  # the tests' helpers are not installed
-from tests.e2e.agents import WORD, chat, until  # noqa: E402
-from tests.e2e.routers import all_followed, directly, follower_of, hit  # noqa: E402
-from tests.redis_server import RedisServer, redis_server  # noqa: E402
+from tests.support.agents import WORD, chat, until  # noqa: E402
+from tests.support.redis_server import RedisServer, redis_server  # noqa: E402
+from tests.support.routers import all_followed, directly, follower_of, hit  # noqa: E402
 
 ENGINES = 4
 ENGINE_OPTIONS = ("--time-scale", "0.3")

@@ -24,8 +24,8 @@ import aiohttp
 import uvloop
 
 from bench.chat import body
-from loadgen.engine_server import MODEL_DIR
-from loadgen.envoy_config import EnvoySettings, render
+from loadgen.engine.server import MODEL_DIR
+from loadgen.stack.envoy_config import EnvoySettings, render
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAT = "/v1/chat/completions"

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 
-from loadgen.envoy_config import HOST
-from loadgen.parts import Engine, StackFailed, get
-from loadgen.processes import Child, free_port, uninterrupted
+from loadgen.stack.envoy_config import HOST
+from loadgen.stack.parts import Engine, StackFailed, get
+from loadgen.stack.processes import Child, free_port, uninterrupted
 
 VENV = Path("/tmp/peers-venv")
 PROGRAMS = {"vllm-router": ("vllm-router",), "smg": ("smg", "launch")}

@@ -6,7 +6,7 @@ import random
 import statistics
 import time
 
-from extproc.policies import View, registry
+from extproc.routing.policies import View, registry
 
 SIZES = (32, 256, 1024)
 

@@ -17,9 +17,10 @@ from typing import Any
 import msgspec
 from tokenizers import Tokenizer
 
-from extproc import blocks, openai
-from extproc.prompt import PlainRenderer, Renderer
-from extproc.vocabulary import Vocabulary
+from extproc.base import blocks
+from extproc.prompts.renderer import PlainRenderer, Renderer
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.requests import apis
 
 MODEL = Path(__file__).parent.parent / "tests" / "fixtures" / "model"
 PATH = "/v1/chat/completions"
@@ -162,26 +163,26 @@ def main() -> None:
         ("4 MB, 1900 messages", 4_000_000, 1900, 24, ""),
     ):
         body = chat(size, messages, tools, accent)
-        request = openai.parse(PATH, body)
+        request = apis.parse(PATH, body)
         prompt = renderer.render(request)
         times = (
-            best(partial(openai.parse, PATH, body)),
+            best(partial(apis.parse, PATH, body)),
             best(partial(renderer.render, request)),
             best(partial(blocks.extend, prompt.data, root)),
         )
         row = "".join(f"{each:8.2f}" for each in (*times, sum(times)))
         print(f"{name:<28}{len(body):>9}{row}{best(partial(plain.render, request)):14.2f}")
     body = chat(400_000, 190, 24)
-    rendered = renderer.render(openai.parse(PATH, body)).data
+    rendered = renderer.render(apis.parse(PATH, body)).data
     head = f"{'bytes':>9}{'parse':>8}{'render':>8}{'chain':>8}{'sum ms':>8}{'of chat':>9}"
     print(f"\n{'the same 400 KB by each API':<28}{head}")
     chat_ms = 0.0
     for name, (path, sent) in by_api(body, rendered.decode()).items():
-        request = openai.parse(path, sent)
+        request = apis.parse(path, sent)
         prompt = renderer.render(request).data
         assert rendered.startswith(prompt), name
         times = (
-            best(partial(openai.parse, path, sent)),
+            best(partial(apis.parse, path, sent)),
             best(partial(renderer.render, request)),
             best(partial(blocks.extend, prompt, root)),
         )

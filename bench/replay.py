@@ -26,10 +26,10 @@ from typing import cast
 
 import uvloop
 
-from loadgen.processes import free_port, listens
-from loadgen.records import Row, read_rows
-from loadgen.trace import Trace, TraceRequest
-from loadgen.traces import superset
+from loadgen.results.records import Row, read_rows
+from loadgen.stack.processes import free_port, listens
+from loadgen.workloads.trace import Trace, TraceRequest
+from loadgen.workloads.traces import superset
 
 HOST = "127.0.0.1"
 BLOCK = 64  # tokens

@@ -11,8 +11,8 @@ import multiprocessing
 import resource
 import time
 
-from loadgen.scenario import Scenario
 from loadgen.simulation import simulate, workload
+from loadgen.simulation.scenario import Scenario
 
 RATE = 8.0  # requests a second
 TARGET_S = 900.0  # simulated

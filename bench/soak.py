@@ -25,8 +25,8 @@ from pathlib import Path
 import aiohttp
 from redis import Redis
 
-from loadgen import client, workload
-from loadgen.stack import MEMORY, REDIS, Stack
+from loadgen.demo import agents, sessions
+from loadgen.stack.stack import MEMORY, REDIS, Stack
 
 ENGINES = 4
 BLOCKS = 2500  # of 16 tokens: about 160 KB of text an engine, filled within half a minute
@@ -50,7 +50,7 @@ class Tally:
     clears: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
-    def note(self, record: client.Record) -> None:
+    def note(self, record: agents.Record) -> None:
         """Count one answer."""
         if record.ok:
             self.served += 1
@@ -68,9 +68,9 @@ async def sessions_at(stack: Stack, rate: float, tally: Tally) -> None:
     async with asyncio.TaskGroup() as group:
         seed = 0
         while True:
-            session = workload.sessions(1, TURNS, SYSTEM_BYTES, seed, turn_bytes=TURN_BYTES, think_s=1.0, max_tokens=32)
+            session = sessions.sessions(1, TURNS, SYSTEM_BYTES, seed, turn_bytes=TURN_BYTES, think_s=1.0, max_tokens=32)
             # Whole answers: until one comes, Envoy may retry elsewhere, so that a killed engine costs no request.
-            group.create_task(client.run(stack.url, session, stream=False, timeout_s=60, on_record=tally.note))
+            group.create_task(agents.run(stack.url, session, stream=False, timeout_s=60, on_record=tally.note))
             seed += 1
             await asyncio.sleep(TURNS / rate)
 
@@ -84,7 +84,7 @@ async def aborts(stack: Stack, rng: random.Random, tally: Tally) -> None:
         headers = {"content-type": "application/json"}
         async with aiohttp.ClientSession(timeout=timeout) as http:
             with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-                async with http.post(stack.url + client.CHAT, data=io.BytesIO(body), headers=headers) as answer:
+                async with http.post(stack.url + agents.CHAT, data=io.BytesIO(body), headers=headers) as answer:
                     await answer.read()
         tally.aborted += 1
         await asyncio.sleep(ABORT_EVERY_S)

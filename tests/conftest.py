@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.redis_server import BINARIES, RedisServer, redis_server
+from tests.support.redis_server import BINARIES, RedisServer, redis_server
 
 
 @pytest.fixture(scope="session", params=BINARIES)

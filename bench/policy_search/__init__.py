@@ -14,8 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import extproc.policies
-from loadgen.profiles import PAPER_TRACE_1, PROFILES
+import extproc.routing.policies
+from loadgen.workloads.profiles import PAPER_TRACE_1, PROFILES
 
 _CANDIDATES = str(Path(__file__).parent / "candidates")
 if _CANDIDATES not in extproc.policies.__path__:

@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from extproc.loads import Loads, Ticket
-from loadgen import sweep
-from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from extproc.routing.pools.loads import Loads, Ticket
 from loadgen.simulation.cluster import _Cluster
 from loadgen.simulation.instance import SimulatedTask
+from loadgen.simulation.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.simulation.sweeps import sweep
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 CLAUDE_CODE = TRACES / "claude-code" / "sessions.jsonl.gz"

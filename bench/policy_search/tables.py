@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from loadgen.intervals import Interval
-from loadgen.measures import Measures
-from loadgen.peaks import Curve, Value, more
+from loadgen.results.intervals import Interval
+from loadgen.results.measures import Measures
+from loadgen.simulation.sweeps.peaks import Curve, Value, more
 
 
 def within_slo(measures: Measures) -> float:

@@ -10,16 +10,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from extproc import openai
-from extproc.config.route import route_settings
-from extproc.config.settings import RouteSettings
-from extproc.errors import ConfigError, ExtProcError
-from extproc.loads import Loads
-from extproc.model import Reason
-from extproc.pools import Pool
-from extproc.query import TURN, Ask, explicit_turn
-from extproc.routed import Speculation
-from extproc.router import Router
+from extproc.base.errors import ConfigError, ExtProcError
+from extproc.base.model import Reason
+from extproc.index.routed_cache import Speculation
+from extproc.requests import apis
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import TURN, Ask, explicit_turn
+from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.router import Router
 
 _GUARDED = "smetric"
 
@@ -124,7 +123,7 @@ class Explainer:
         """Explain a body. `about` may tell its `path`, its turn and the route's `x-smetric-*`; by default it is a chat
         that comes by the filter's own settings. Raises ConfigError for settings that no route could have."""
         metadata = {key: value for key, value in about.items() if key != TURN}
-        ask = Ask(about.get("path", openai.CHAT), body or None, None if body else Reason.NO_BODY, explicit_turn(about))
+        ask = Ask(about.get("path", apis.CHAT), body or None, None if body else Reason.NO_BODY, explicit_turn(about))
         return await self.explain(route_settings(metadata, self._default), ask, now=now)
 
     async def explain(self, route: RouteSettings, ask: Ask, *, now: float) -> Explanation:
@@ -134,7 +133,7 @@ class Explainer:
             raise ConfigError(f"no pool {route.cluster!r}: known are {', '.join(self._pools)}")
         pool = self._router.pool_for(pools, ask.body)
         quiet = replace(pool, speculation=_Silent(pool.speculation))
-        model = openai.model_of(ask.body) if ask.body is not None else None
+        model = apis.model_of(ask.body) if ask.body is not None else None
         begun = Explanation(ask.path.partition("?")[0], model, pool.name, route.policy, route.options)
         try:
             routed = await self._router.pick(quiet, route, ask, now=now)

@@ -12,8 +12,8 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from extproc import metrics
-from extproc.errors import ConfigError
+from extproc.base import metrics
+from extproc.base.errors import ConfigError
 
 State = Mapping[str, Any]
 Explain = Callable[[Mapping[str, str], bytes], Awaitable[State]]

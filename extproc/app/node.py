@@ -21,28 +21,32 @@ from typing import Any
 
 import grpc
 
-from extproc import agreement, config, metrics, tls
-from extproc.admin import Admin
-from extproc.config import PoolSettings, RouteSettings, Settings
-from extproc.discovery import Discovery
-from extproc.engines import sglang, vllm
-from extproc.errors import ConfigError, IndexUnavailable
-from extproc.events import Follower
-from extproc.explain import Explainer, Explanation
-from extproc.healthcheck import HealthChecker
+from extproc import config
+from extproc.admin.explain import Explainer, Explanation
+from extproc.admin.http import Admin
+from extproc.base import metrics
+from extproc.base.errors import ConfigError, IndexUnavailable
+from extproc.base.model import Engine, EventReport, Instance, Knowledge, Source
+from extproc.config import PoolSettings, Settings
 from extproc.index.open import open_index
-from extproc.loads import Loads
-from extproc.model import Engine, EventReport, Instance, Knowledge, Source
-from extproc.pools import Pool
-from extproc.prefill import Prefiller
-from extproc.prompt import PlainRenderer, Renderer
-from extproc.recorder import Recorder
-from extproc.redis_link import without_secrets
-from extproc.replicas import RENEW_S, Leases, LoadExchange
-from extproc.router import Routed, Router
-from extproc.routing import CONFORMANCE_SELECTION
-from extproc.server import OPTIONS, Health, Metadata, Processor, credentials
-from extproc.vocabulary import Vocabulary
+from extproc.index.routed_writer import Recorder
+from extproc.instances.discovery import Discovery
+from extproc.instances.health_checks import HealthChecker
+from extproc.kv_events.engines import sglang, vllm
+from extproc.kv_events.follower import Follower
+from extproc.processor import tls
+from extproc.processor.destination import CONFORMANCE_SELECTION
+from extproc.processor.prefiller import Prefiller
+from extproc.processor.server import OPTIONS, Health, Metadata, Processor, credentials
+from extproc.prompts.renderer import PlainRenderer, Renderer
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.routing.pools import mismatch
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Routed, Router
+from extproc.shared_state.link import without_secrets
+from extproc.shared_state.load_exchange import RENEW_S, Leases, LoadExchange
 
 _log = logging.getLogger(__name__)
 
@@ -317,7 +321,7 @@ class Node:
                 now = time.monotonic()
                 if broken and now - said.get(pool.name, -AGREEMENT_AGAIN_S) >= AGREEMENT_AGAIN_S:
                     said[pool.name] = now
-                    _log.error(agreement.advice(pool.name, pool.agreement.unmatched))
+                    _log.error(mismatch.advice(pool.name, pool.agreement.unmatched))
 
     async def _pool_state(self, pool: Pool) -> Mapping[str, Any]:
         follower = self._followers.get(pool.name)

@@ -19,23 +19,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
+from extproc.base.errors import ConfigError
 from extproc.config import nodes, standalone, topology
 from extproc.config.checks import CHECKS, POOL_CHECKS
 from extproc.config.pools import eds_endpoints, read_pool
 from extproc.config.report import Problem, Report, Severity, error
-from extproc.config.route import CLUSTER, route_settings
-from extproc.config.settings import (
-    Discovery,
-    DnsFamily,
-    Endpoint,
-    HealthCheck,
-    PoolSettings,
-    RouteSettings,
-    Settings,
-    instances,
-)
+from extproc.config.settings import Discovery, DnsFamily, Endpoint, HealthCheck, PoolSettings, Settings, instances
 from extproc.config.topology import Header, Topology
-from extproc.errors import ConfigError
+from extproc.routing.route import CLUSTER, RouteSettings, route_settings
 
 __all__ = [
     "Discovery",

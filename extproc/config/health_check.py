@@ -5,9 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Final
 
-from extproc.config.messages import HealthCheck as Check
-from extproc.config.messages import HealthCheckHttpHealthCheck as Http
-from extproc.config.messages import read
+from extproc.config.envoy_types import HealthCheck as Check
+from extproc.config.envoy_types import HealthCheckHttpHealthCheck as Http
+from extproc.config.envoy_types import read
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, warning
 from extproc.config.settings import HealthCheck

@@ -8,10 +8,10 @@ from __future__ import annotations
 from ipaddress import ip_address
 from pathlib import Path
 
-from extproc import blocks
+from extproc.base import blocks
+from extproc.base.model import Engine, Role, Source
 from extproc.config import nodes
-from extproc.config.health import health_check
-from extproc.config.messages import (
+from extproc.config.envoy_types import (
     Cluster,
     ClusterDiscoveryType,
     DnsCluster,
@@ -20,12 +20,12 @@ from extproc.config.messages import (
     Located,
     read,
 )
+from extproc.config.health_check import health_check
 from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS, Fields
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.settings import DNS_REFRESH_S, Discovery, DnsFamily, Endpoint, PoolSettings
 from extproc.config.topology import smetric
-from extproc.model import Engine, Role, Source
 
 DNS_CLUSTER = "envoy.extensions.clusters.dns.v3.DnsCluster"
 ASSIGNMENT = "envoy.config.endpoint.v3.ClusterLoadAssignment"

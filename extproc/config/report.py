@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from extproc.config.settings import Discovery, Endpoint, PoolSettings, RouteSettings, Settings
-from extproc.model import Disaggregation, Engine, Role, Source
+from extproc.base.model import Disaggregation, Engine, Role, Source
+from extproc.config.settings import Discovery, Endpoint, PoolSettings, Settings
+from extproc.routing.route import RouteSettings
 
 _WIDTH = 110
 _INDENT = "  "

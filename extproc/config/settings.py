@@ -1,18 +1,18 @@
-"""What the configuration says, as frozen values: pools, their endpoints, routes. Knows neither YAML nor Envoy.
+"""What the configuration says, as frozen values: pools and their endpoints. Knows neither YAML nor Envoy.
 
 `instances` is the one place that turns a configured endpoint and an IP address into the instances behind it.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from extproc import blocks
-from extproc.model import Disaggregation, Engine, Instance, Role, Source
+from extproc.base import blocks
+from extproc.base.model import Engine, Instance, Role, Source
+from extproc.routing.route import RouteSettings
 
 ADDRESS = "{address}"  # in an event address: the IP address of the endpoint, bracketed if IPv6
 DNS_REFRESH_S = 5.0  # Envoy's default of dns_refresh_rate
@@ -78,33 +78,6 @@ class PoolSettings:
     source: Source = Source.EVENTS
     engine: Engine = Engine.VLLM
     health_check: HealthCheck | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RouteSettings:
-    """What one route asks for: its pool, and the policy that chooses from it. `options` is complete.
-
-    `cluster` may name several pools, separated by commas: the request's model chooses among them.
-    """
-
-    cluster: str
-    policy: str = "smetric"
-    options: Mapping[str, float] = field(default_factory=dict)
-    max_load: float = math.inf  # requests in flight of an instance; where all have so many, requests are shed
-    disaggregation: Disaggregation = Disaggregation.SIDECAR
-    prefill_timeout_s: float = 60.0  # of one prefill request that we send (FILTER); two are tried
-
-    shadows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # policies to watch, with their options
-
-    @property
-    def clusters(self) -> tuple[str, ...]:
-        """The pools; the first is taken where none of them knows the model."""
-        return cluster_names(self.cluster)
-
-
-def cluster_names(text: str) -> tuple[str, ...]:
-    """The names in a value of `x-smetric-cluster`."""
-    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 @dataclass(frozen=True, slots=True)

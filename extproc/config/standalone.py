@@ -12,9 +12,9 @@ from extproc.config.checks.clusters import has_endpoints
 from extproc.config.checks.routes import entry
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error
-from extproc.config.route import CLUSTER, PREFIX, route_settings
-from extproc.config.settings import PoolSettings, RouteSettings
+from extproc.config.settings import PoolSettings
 from extproc.config.topology import SMETRIC, Header, Topology, is_ours
+from extproc.routing.route import CLUSTER, PREFIX, RouteSettings, route_settings
 
 _PLACE = ("node", "metadata", SMETRIC)
 _FIXED = "write a fixed value, a number such as 0.8 or a name"

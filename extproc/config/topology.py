@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from extproc.config.messages import (
+from extproc.config.envoy_types import (
     Cluster,
     ExternalProcessor,
     ExtProcOverrides,
@@ -25,8 +25,7 @@ from extproc.config.messages import (
 )
 from extproc.config.nodes import Node
 from extproc.config.report import Problem
-from extproc.config.route import CLUSTER, PREFIX
-from extproc.config.settings import cluster_names
+from extproc.routing.route import CLUSTER, PREFIX, cluster_names
 
 EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"

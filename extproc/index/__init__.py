@@ -1,4 +1,4 @@
-"""Which instance holds which prompt blocks: the contract that every backend keeps (tests/index/test_contract.py).
+"""Which instance holds which prompt blocks: the contract of every backend (tests/extproc/index/test_contract.py).
 
 Keys are unsigned 64-bit chain keys of `blocks.py`; a chain is the keys of one prompt from its first block on. Who
 writes guarantees that an instance holds a key only while it holds all earlier keys of that chain, so a backend may
@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from extproc.model import EventReport
+from extproc.base.model import EventReport
 
 # LoRA adapters remembered in a pool. Engines load them by name at run time; the oldest announcements make room.
 MAX_ADAPTERS = 1000

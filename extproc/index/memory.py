@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
+from extproc.base.model import EventReport
 from extproc.index import MAX_ADAPTERS, Change
 from extproc.index.answers import Answers
-from extproc.model import EventReport
 
 # The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about
 # a millisecond, however many keys there are (a million: a thousand in each). A key's high bits say which: dictionaries

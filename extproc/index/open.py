@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.errors import ConfigError
+from extproc.base.errors import ConfigError
 from extproc.index import Index
 from extproc.index.memory import MemoryIndex
 

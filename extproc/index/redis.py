@@ -14,12 +14,12 @@ from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote
 
-from extproc.errors import IndexLost, IndexUnavailable
+from extproc.base.errors import IndexLost, IndexUnavailable
+from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index.directory import Directory, holder_of, instance_of
 from extproc.index.writes import Author, Writes, pack
-from extproc.model import EventReport, Knowledge
-from extproc.redis_link import Argument, Client, Link, Script, connect, parse
+from extproc.shared_state.link import Argument, Client, Link, Script, connect, parse
 
 _T = TypeVar("_T")
 
@@ -40,7 +40,7 @@ SWEEP_FIELDS = 250  # a step: about a quarter of a millisecond
 SWEEP_LEASE_S = 5.0
 
 _MATCH, _APPLY, _REPORT, _READ, _SWEEP = (
-    Script.read("pool", name, keys=4) for name in ("match", "apply", "report", "read", "sweep")
+    Script.read("extproc.index", "pool", name, keys=4) for name in ("match", "apply", "report", "read", "sweep")
 )
 _ENTRY = struct.Struct(">16sddd")  # owner, newest write applied, blocks held, heard of (ms)
 _STAMP = struct.Struct(">d")

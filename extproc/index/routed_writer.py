@@ -12,9 +12,9 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 
-from extproc.errors import IndexLost, IndexUnavailable
+from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.index import Change, Index
-from extproc.routed import RoutedCache
+from extproc.index.routed_cache import RoutedCache
 
 _log = logging.getLogger(__name__)
 

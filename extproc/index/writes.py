@@ -20,10 +20,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from extproc.errors import IndexUnavailable
+from extproc.base.errors import IndexUnavailable
 from extproc.index import MAX_ADAPTERS, Change
 from extproc.index.directory import holder_of
-from extproc.redis_link import Argument, Client, Link, Script
+from extproc.shared_state.link import Argument, Client, Link, Script
 
 KEYS_A_CALL = 512  # about half a millisecond of Redis, in which nothing else is served
 CALLS_A_ROUND = 32  # pipelined, under one budget

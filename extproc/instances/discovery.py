@@ -15,10 +15,10 @@ from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from extproc import config
+from extproc.base.dns import look_up
+from extproc.base.model import Instance
 from extproc.config import DnsFamily, Endpoint, PoolSettings, Problem, Settings
 from extproc.config.nodes import Malformed
-from extproc.model import Instance
-from extproc.names import look_up
 
 _log = logging.getLogger(__name__)
 

@@ -15,8 +15,8 @@ from collections.abc import Mapping
 import aiohttp
 
 from extproc.config import HealthCheck
-from extproc.health import Health, Result
-from extproc.pools import Pool
+from extproc.instances.health_rules import Health, Result
+from extproc.routing.pools.pool import Pool
 
 _log = logging.getLogger(__name__)
 

@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
 
-from extproc import blocks
+from extproc.base import blocks
 
 LENGTH = 64  # engine blocks in a run: enough to share its overhead, few enough to search
 BLOCK_BYTES = 128  # memory that an engine block takes besides its text (measured by bench/events.py)

@@ -21,8 +21,8 @@ from typing import ClassVar
 
 from xxhash import xxh3_64_intdigest
 
-from extproc.engines.frames import END
-from extproc.model import Knowledge
+from extproc.base.model import Knowledge
+from extproc.kv_events.engines.frames import END
 
 REPLAY_TIMEOUT = 5.0  # seconds without a frame; publishers look for requests every 0.1 s
 # Seconds from a replay from 0 to a second look: a batch published between the answer and the moment when the

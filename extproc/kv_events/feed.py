@@ -12,10 +12,10 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from extproc.engines import Cleared, Decode, Event, Removed, Stored, Tier, UnusableEvents, frames, pieces
-from extproc.mirror import Delta, Mirror
-from extproc.model import Knowledge
-from extproc.sequence import Action, Apply, Closed, Continuity, Forget, Replay
+from extproc.base.model import Knowledge
+from extproc.kv_events.continuity import Action, Apply, Closed, Continuity, Forget, Replay
+from extproc.kv_events.engines import Cleared, Decode, Event, Removed, Stored, Tier, UnusableEvents, frames, pieces
+from extproc.kv_events.mirror import Delta, Mirror
 
 PIECE = 128  # engine blocks of one step: well under a millisecond
 

@@ -25,13 +25,13 @@ from functools import partial
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from extproc import metrics
-from extproc.engines import Decode, frames, vllm
-from extproc.errors import IndexLost, IndexUnavailable
-from extproc.feed import Feed
+from extproc.base import metrics
+from extproc.base.errors import IndexLost, IndexUnavailable
+from extproc.base.model import EventReport, Instance, Knowledge
 from extproc.index import Change, Index
-from extproc.mirror import Mirror, Vocabulary
-from extproc.model import EventReport, Instance, Knowledge
+from extproc.kv_events.engines import Decode, frames, vllm
+from extproc.kv_events.feed import Feed
+from extproc.kv_events.mirror import Mirror, Vocabulary
 
 _log = logging.getLogger(__name__)
 

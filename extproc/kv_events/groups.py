@@ -15,8 +15,8 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from extproc.engines import Stored, UnusableEvents
-from extproc.runs import Forest, Run
+from extproc.kv_events.block_tree import Forest, Run
+from extproc.kv_events.engines import Stored, UnusableEvents
 
 MOST = 64  # groups of one engine; real ones have fewer than ten
 COPY_BYTES = 128  # memory that a block of a group besides the trunk takes

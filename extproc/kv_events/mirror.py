@@ -22,11 +22,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from extproc import blocks
-from extproc.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
-from extproc.errors import UnknownToken
-from extproc.kv_groups import Group, Groups, last_boundary, within
-from extproc.runs import Forest, Run
+from extproc.base import blocks
+from extproc.base.errors import UnknownToken
+from extproc.kv_events.block_tree import Forest, Run
+from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
+from extproc.kv_events.groups import Group, Groups, last_boundary, within
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
 # that stores more only ever stores.

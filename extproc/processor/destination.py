@@ -7,8 +7,8 @@ the metadata steers, because a client can send the header too; it is overwritten
 
 from __future__ import annotations
 
-from extproc.messages import Routing
-from extproc.model import Choice, Reason
+from extproc.base.model import Choice, Reason
+from extproc.processor.messages import Routing
 
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"

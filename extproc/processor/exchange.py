@@ -25,9 +25,9 @@ from enum import Enum
 from http import HTTPStatus
 from typing import ClassVar
 
-from extproc.admission import Subset
-from extproc.errors import ExtProcError
-from extproc.messages import (
+from extproc.base.errors import ExtProcError
+from extproc.base.model import Reason
+from extproc.processor.messages import (
     BodyMode,
     Continue,
     Decide,
@@ -49,7 +49,7 @@ from extproc.messages import (
     Seen,
     Streamed,
 )
-from extproc.model import Reason
+from extproc.routing.pools.admission import Subset
 
 CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
 # What is collected of a FULL_DUPLEX_STREAMED body, on which Envoy sets no limit: what the buffer limit of the shipped

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from extproc.admission import Subset
-from extproc.model import Reason
+from extproc.base.model import Reason
+from extproc.routing.pools.admission import Subset
 
 
 class BodyMode(Enum):

@@ -18,20 +18,22 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc import disaggregation, metrics, routing, tls, wire
-from extproc.admission import Subset
-from extproc.config import RouteSettings
-from extproc.disaggregation import PairTicket
-from extproc.errors import BodyTimeout, NoInstance, Shed
-from extproc.exchange import Exchange, ProtocolViolation
-from extproc.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
-from extproc.model import Disaggregation, Reason
-from extproc.pools import Pool
-from extproc.prefill import Outcome, Prefiller, PrefillFailed
-from extproc.query import Ask, Query, explicit_turn
-from extproc.responses import IdReader
-from extproc.router import Routed, Router
-from extproc.suspects import ERRORS
+from extproc.base import metrics
+from extproc.base.errors import BodyTimeout, NoInstance, Shed
+from extproc.base.model import Disaggregation, Reason
+from extproc.processor import destination, tls, wire
+from extproc.processor.exchange import Exchange, ProtocolViolation
+from extproc.processor.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
+from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
+from extproc.requests.responses import IdReader
+from extproc.routing import disaggregation
+from extproc.routing.disaggregation import PairTicket
+from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.suspects import ERRORS
+from extproc.routing.query import Ask, Query, explicit_turn
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Routed, Router
 
 _log = logging.getLogger(__name__)
 
@@ -106,7 +108,7 @@ class Processor:
 
     async def process(self, events: AsyncIterator[Event], context: Any) -> AsyncIterator[Answer]:
         """One stream: one request of a client, for as long as Envoy is busy with it."""
-        exchange = Exchange(routing.CONFORMANCE_SERVED if self._conformance else None)
+        exchange = Exchange(destination.CONFORMANCE_SERVED if self._conformance else None)
         stream = _Stream(_metadata(context), exchange, asyncio.get_running_loop().time() + BODY_S)
         self.streams += 1
         metrics.STREAMS.inc()
@@ -145,7 +147,7 @@ class Processor:
         if not pools:
             # Not by its name, which a client may choose where the YAML says %REQ(...)%: labels must stay few.
             metrics.DECISIONS.labels("", route.policy, Reason.NO_POOL.value).inc()
-            return stream.exchange.decided(routing.nowhere(Reason.NO_POOL))
+            return stream.exchange.decided(destination.nowhere(Reason.NO_POOL))
         pool = stream.pool = self._router.pool_for(pools, wanted.body)
         path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
         stream.ask = Ask(path, wanted.body, wanted.degraded, turn, self._subset(wanted))
@@ -206,17 +208,17 @@ class Processor:
         route = self._route(stream.metadata)
         sidecar = route.disaggregation is Disaggregation.SIDECAR
         chosen = pool.name if len(route.clusters) > 1 else None
-        return stream.exchange.decided(routing.to(choice, elapsed * 1000, sidecar=sidecar, pool=chosen), body)
+        return stream.exchange.decided(destination.to(choice, elapsed * 1000, sidecar=sidecar, pool=chosen), body)
 
     def _refuse(self, stream: _Stream, route: RouteSettings, error: NoInstance | Shed | BodyTimeout) -> list[Output]:
         reason = _REFUSALS[type(error)]
         pool = stream.pool.name if stream.pool is not None else ""
         metrics.DECISIONS.labels(pool, route.policy, reason.value).inc()
-        return stream.exchange.refused(error, routing.nowhere(reason))
+        return stream.exchange.refused(error, destination.nowhere(reason))
 
     def _subset(self, wanted: Decide) -> Subset | None:
         """The gateway's hint, unless a conformance test says where its request shall go."""
-        selection = wanted.headers.get(routing.CONFORMANCE_SELECTION) if self._conformance else None
+        selection = wanted.headers.get(destination.CONFORMANCE_SELECTION) if self._conformance else None
         return Subset([selection]) if selection else wanted.subset
 
     def _answered(self, stream: _Stream, answered: Prefilled) -> None:

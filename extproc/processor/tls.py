@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from extproc.errors import ConfigError
+from extproc.base.errors import ConfigError
 
 _log = logging.getLogger(__name__)
 

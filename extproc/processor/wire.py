@@ -11,10 +11,10 @@ from typing import Any
 
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
-from extproc import messages
-from extproc.admission import Subset
-from extproc.messages import Answer, BodyMode, Continue, Event, Extend, Immediate, Phase, Routing, Streamed
-from extproc.routing import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
+from extproc.processor import messages
+from extproc.processor.destination import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
+from extproc.processor.messages import Answer, BodyMode, Continue, Event, Extend, Immediate, Phase, Routing, Streamed
+from extproc.routing.pools.admission import Subset
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
 METHOD = "Process"

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from extproc.conversation import MEDIA
-from extproc.errors import RenderError
+from extproc.base.errors import RenderError
+from extproc.requests.chat import MEDIA
 
 Message = Mapping[str, Any]
 

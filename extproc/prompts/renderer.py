@@ -17,15 +17,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from extproc import forms, probes, template
-from extproc.conversation import MEDIA
-from extproc.errors import RenderError
-from extproc.model import Prompt, Request
-from extproc.normalizer import Normalizer
-from extproc.progress import Progress
-from extproc.template import ChatTemplate, Clock
-from extproc.tokenizer_files import TokenizerFiles
-from extproc.vocabulary import Vocabulary
+from extproc.base.errors import RenderError
+from extproc.base.model import Prompt, Request
+from extproc.prompts import message_shapes, template, template_probes
+from extproc.prompts.history import Progress
+from extproc.prompts.template import ChatTemplate, Clock
+from extproc.prompts.tokenizer.files import TokenizerFiles
+from extproc.prompts.tokenizer.normalizer import Normalizer
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.requests.chat import MEDIA
 
 Message = Mapping[str, Any]
 
@@ -62,8 +62,8 @@ class Renderer:
         self._normalizer = normalizer
         self._named_tokens = named_tokens
         self._vocabulary = vocabulary
-        self._system_first = probes.wants_system_first(template.source for template in templates.values())
-        self._marks = probes.marks(self._render_for_probe)
+        self._system_first = template_probes.wants_system_first(template.source for template in templates.values())
+        self._marks = template_probes.marks(self._render_for_probe)
 
     @classmethod
     def load(cls, model_dir: Path, clock: Clock = datetime.now) -> Renderer:
@@ -97,7 +97,7 @@ class Renderer:
             chosen = self._templates.get("tool_use", chosen)
         text, history = self._text(request, chosen, request.messages)
         matchable = len(text)
-        marked = forms.marked_media(request.messages, in_place=chosen.wants_parts)
+        marked = message_shapes.marked_media(request.messages, in_place=chosen.wants_parts)
         if marked is not None:
             matchable = _agreement(text, self._text(request, chosen, marked)[0])
         before, after = self._normalizer.around if request.add_special_tokens else (b"", b"")
@@ -123,7 +123,7 @@ class Renderer:
     def _for_anthropic(self, request: Request) -> Request:
         """What vLLM does to a request of /v1/messages after it has tried what the template can take."""
         if self._system_first:
-            request = replace(request, messages=forms.system_first(request.messages))
+            request = replace(request, messages=message_shapes.system_first(request.messages))
         if request.template_kwargs.get("reasoning_effort") == "none" and not self._can_stop_thinking:
             kwargs = {**request.template_kwargs, "reasoning_effort": "low", "enable_thinking": True}
             request = replace(request, template_kwargs=kwargs)
@@ -131,7 +131,7 @@ class Renderer:
 
     @cached_property
     def _can_stop_thinking(self) -> bool:
-        return probes.can_stop_thinking(self._render_for_probe)
+        return template_probes.can_stop_thinking(self._render_for_probe)
 
     def _render_for_probe(self, request: Request) -> str | None:
         try:
@@ -141,13 +141,13 @@ class Renderer:
 
     def _text(self, request: Request, chosen: ChatTemplate, messages: Sequence[Message]) -> tuple[str, int]:
         """The text of a prompt, and how many of its characters are history."""
-        messages = (forms.with_parts if chosen.wants_parts else forms.with_strings)(messages)
+        messages = (message_shapes.with_parts if chosen.wants_parts else message_shapes.with_strings)(messages)
         if not chosen.names_developer:
-            messages = forms.without_developer(messages)
+            messages = message_shapes.without_developer(messages)
         if request.continue_final_message:
             if request.add_generation_prompt:
                 raise RenderError("continue_final_message needs add_generation_prompt to be false")
-            messages = forms.opened(messages)
+            messages = message_shapes.opened(messages)
         variables = {
             **self._named_tokens,
             "documents": None,
@@ -165,11 +165,11 @@ class Renderer:
             text = chosen.run({**variables, "messages": progress.messages}, limit, progress.fragments)
             found = progress.history()
             if found is None:
-                other = chosen.run({**variables, "messages": forms.marked_after(messages, reply)}, limit)
+                other = chosen.run({**variables, "messages": message_shapes.marked_after(messages, reply)}, limit)
                 found = _agreement(text, other)
             history = found
         if request.continue_final_message:
-            text = forms.closed(text)
+            text = message_shapes.closed(text)
         return text, min(history, len(text))
 
 

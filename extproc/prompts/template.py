@@ -21,8 +21,8 @@ from jinja2.runtime import Context, LoopContext, Macro
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from extproc.errors import ConfigError, RenderError
-from extproc.tokenizer_files import read_json
+from extproc.base.errors import ConfigError, RenderError
+from extproc.prompts.tokenizer.files import read_json
 
 Clock = Callable[[], datetime]
 

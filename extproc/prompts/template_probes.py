@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from extproc.marks import QUESTION, REPLY, Marks, learn
-from extproc.model import Request
+from extproc.base.model import Request
+from extproc.prompts.reply_marks import QUESTION, REPLY, Marks, learn
 
 Render = Callable[[Request], str | None]
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from extproc.conversation import BILLING_HEADER, Json
-from extproc.errors import UnreadableBody
+from extproc.base.errors import UnreadableBody
+from extproc.requests.chat import BILLING_HEADER, Json
 
 _ROLES = frozenset({"user", "assistant", "system"})
 _CHANGES = frozenset({"tool_addition", "tool_removal"})

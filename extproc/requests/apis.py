@@ -16,9 +16,9 @@ from typing import Any
 
 import msgspec
 
-from extproc import anthropic, conversation, responses
-from extproc.errors import UnreadableBody, UnsupportedApi
-from extproc.model import Request
+from extproc.base.errors import UnreadableBody, UnsupportedApi
+from extproc.base.model import Request
+from extproc.requests import anthropic, chat, responses
 
 Body = dict[str, Any]
 
@@ -59,8 +59,8 @@ def model_of(body: bytes) -> str | None:
 
 
 def _chat_completions(body: Body) -> Request:
-    messages = conversation.messages(body.get("messages"))
-    tools = conversation.tools(body.get("tools"))
+    messages = chat.messages(body.get("messages"))
+    tools = chat.tools(body.get("tools"))
     kwargs = _template_kwargs(body)
     if "tools" in kwargs:  # chat_template_kwargs win over the request's own tools, and are not re-dumped
         tools = kwargs.pop("tools")

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.errors import UnreadableBody
+from extproc.base.errors import UnreadableBody
 
 Json = dict[str, Any]
 Content = str | list[Json]

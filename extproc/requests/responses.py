@@ -11,8 +11,8 @@ import json
 import re
 from typing import Any
 
-from extproc.conversation import Json
-from extproc.errors import UnreadableBody
+from extproc.base.errors import UnreadableBody
+from extproc.requests.chat import Json
 
 PATH = "/v1/responses"
 

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from extproc.loads import Ticket
-from extproc.model import Instance, Role
+from extproc.base.model import Instance, Role
+from extproc.routing.pools.loads import Ticket
 
 # Prefill instances that one request tries before its decode instance computes the prompt itself. Two, because a second
 # failure is hardly the instance's.

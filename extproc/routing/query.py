@@ -10,11 +10,12 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from extproc import blocks, openai, responses
-from extproc.admission import Subset
-from extproc.errors import RenderError, UnreadableBody, UnsupportedApi
-from extproc.model import Reason
-from extproc.pools import Pool
+from extproc.base import blocks
+from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
+from extproc.base.model import Reason
+from extproc.requests import apis, responses
+from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.pool import Pool
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +61,7 @@ def pool_for(pools: Sequence[Pool], adapters: Callable[[str], Collection[str]], 
 
     `adapters` tells the LoRA adapters that a pool's engines announced.
     """
-    model = openai.model_of(body) if body is not None and len(pools) > 1 else None
+    model = apis.model_of(body) if body is not None and len(pools) > 1 else None
     if model is not None:
         for pool in pools:
             if model in pool.models:
@@ -76,7 +77,7 @@ def read(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: in
     own word. Whatever goes wrong is the query's `degraded`."""
     known = turn or 0
     try:
-        request = openai.parse(path, body)
+        request = apis.parse(path, body)
         known = request.turn if turn is None else turn
         if request.previous_response is not None:
             known_by = request.previous_response if len(request.previous_response) <= responses.MAX_ID else None

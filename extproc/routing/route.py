@@ -9,12 +9,12 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 
-from extproc.config.settings import RouteSettings
-from extproc.errors import ConfigError
-from extproc.model import Disaggregation
-from extproc.policies import registry
+from extproc.base.errors import ConfigError
+from extproc.base.model import Disaggregation
+from extproc.routing.policies import registry
 
 PREFIX = "x-smetric-"
 CLUSTER = "x-smetric-cluster"
@@ -27,6 +27,33 @@ OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT, SHADOW)  # al
 
 # Envoy waits for an answer of ours at most an hour, and two prefills may be tried.
 MAX_PREFILL_TIMEOUT_S = 1_740.0
+
+
+@dataclass(frozen=True, slots=True)
+class RouteSettings:
+    """What one route asks for: its pool, and the policy that chooses from it. `options` is complete.
+
+    `cluster` may name several pools, separated by commas: the request's model chooses among them.
+    """
+
+    cluster: str
+    policy: str = "smetric"
+    options: Mapping[str, float] = field(default_factory=dict)
+    max_load: float = math.inf  # requests in flight of an instance; where all have so many, requests are shed
+    disaggregation: Disaggregation = Disaggregation.SIDECAR
+    prefill_timeout_s: float = 60.0  # of one prefill request that we send (FILTER); two are tried
+
+    shadows: Mapping[str, Mapping[str, float]] = field(default_factory=dict)  # policies to watch, with their options
+
+    @property
+    def clusters(self) -> tuple[str, ...]:
+        """The pools; the first is taken where none of them knows the model."""
+        return cluster_names(self.cluster)
+
+
+def cluster_names(text: str) -> tuple[str, ...]:
+    """The names in a value of `x-smetric-cluster`."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -> RouteSettings:

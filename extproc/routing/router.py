@@ -14,18 +14,20 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from extproc import admission, disaggregation, responses
-from extproc.admission import Admission
-from extproc.config.settings import RouteSettings
-from extproc.disaggregation import PairTicket
-from extproc.errors import IndexUnavailable, NoInstance, Shed
+from extproc.base.errors import IndexUnavailable, NoInstance, Shed
+from extproc.base.model import Choice, Instance, Reason
 from extproc.index import Index
-from extproc.loads import Loads, Ticket
-from extproc.model import Choice, Instance, Reason
-from extproc.policies import Verdict, View, least_loaded, lowest, registry
-from extproc.pools import Pool
-from extproc.query import Ask, Query, pool_for, read
-from extproc.shadow import Opinion, opinions
+from extproc.requests import responses
+from extproc.routing import disaggregation
+from extproc.routing.disaggregation import PairTicket
+from extproc.routing.policies import Verdict, View, least_loaded, lowest, registry
+from extproc.routing.pools import admission
+from extproc.routing.pools.admission import Admission
+from extproc.routing.pools.loads import Loads, Ticket
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import Ask, Query, pool_for, read
+from extproc.routing.route import RouteSettings
+from extproc.routing.shadow import Opinion, opinions
 
 _log = logging.getLogger(__name__)
 

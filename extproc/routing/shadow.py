@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from extproc.policies import View, registry
+from extproc.routing.policies import View, registry
 
 _log = logging.getLogger(__name__)
 

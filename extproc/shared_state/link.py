@@ -22,9 +22,9 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import NoScriptError, RedisError, ResponseError
 
-from extproc import metrics
-from extproc.errors import ConfigError, IndexUnavailable
-from extproc.names import look_up
+from extproc.base import metrics
+from extproc.base.dns import look_up
+from extproc.base.errors import ConfigError, IndexUnavailable
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -138,9 +138,9 @@ class Script:
         self._keys = keys
 
     @classmethod
-    def read(cls, *names: str, keys: int) -> Script:
-        """The script made of these files of `index/`, one after the other; so many of its arguments are keys."""
-        files = resources.files("extproc.index")
+    def read(cls, package: str, *names: str, keys: int) -> Script:
+        """The script made of these Lua files of a package, one after the other; so many of its arguments are keys."""
+        files = resources.files(package)
         return cls("\n".join(files.joinpath(f"{name}.lua").read_text() for name in names), keys)
 
     async def run(self, client: Client, keys_and_arguments: Sequence[Argument]) -> Any:

@@ -18,17 +18,8 @@ import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
-from extproc.errors import IndexUnavailable
-from extproc.redis_link import (
-    CONNECT_S,
-    Argument,
-    Client,
-    Link,
-    Script,
-    connect,
-    connect_to_one,
-    parse,
-)
+from extproc.base.errors import IndexUnavailable
+from extproc.shared_state.link import CONNECT_S, Argument, Client, Link, Script, connect, connect_to_one, parse
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +36,7 @@ RETRY_S = 0.25  # between two attempts to reach Redis
 SILENCE_S = 3.0  # after which a peer is taken for dead
 MAX_PEERS = 256
 
-_RENEW, _RELEASE = Script.read("renew", keys=1), Script.read("release", keys=1)
+_RENEW, _RELEASE = (Script.read("extproc.shared_state", name, keys=1) for name in ("renew", "release"))
 
 
 class _Held(NamedTuple):

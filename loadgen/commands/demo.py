@@ -1,4 +1,4 @@
-"""`python -m loadgen demo`, which is `make run`: speaks at once, before `loadgen/demo.py` and its imports take over."""
+"""`python -m loadgen demo`, which is `make run`: speaks at once, before `loadgen/demo/demo.py` is imported."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import argparse
 import sys
 from importlib import import_module
 
-from extproc.policies import registry
+from extproc.routing.policies import registry
 from loadgen.commands import INTERRUPTED, CommandError
-from loadgen.processes import ProcessFailed, listens
+from loadgen.stack.processes import ProcessFailed, listens
 
 DESCRIPTION = """\
 Run the same agent sessions through Envoy and ext_proc under one policy after the other, each time with fresh engines,
@@ -65,7 +65,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _say(starting(args.engines))
     try:
-        demo = import_module("loadgen.demo")
+        demo = import_module("loadgen.demo.demo")
         try:
             code: int = demo.serve(args, policies[0], port) if args.serve else demo.compare(args, policies)
         except (demo.StackFailed, ProcessFailed) as error:

@@ -10,11 +10,11 @@ import uvloop
 import zmq
 
 from loadgen.commands import CommandError
-from loadgen.engine_server import MODEL_DIR, EngineOptions, serve
-from loadgen.instance import Limits
-from loadgen.kv_events import Format
-from loadgen.publisher import Addresses
-from loadgen.timing import PROFILES
+from loadgen.engine.instance import Limits
+from loadgen.engine.kv_events import Format
+from loadgen.engine.publisher import Addresses
+from loadgen.engine.server import MODEL_DIR, EngineOptions, serve
+from loadgen.engine.timing import PROFILES
 
 DESCRIPTION = """\
 Run one simulated vLLM until Ctrl-C or SIGTERM.

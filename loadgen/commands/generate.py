@@ -17,14 +17,14 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from loadgen import synthetic
-from loadgen.arrivals import arrange, fitting
 from loadgen.commands import CommandError
-from loadgen.engine_server import MODEL_DIR
-from loadgen.profiles import PROFILES
-from loadgen.text import Words
-from loadgen.trace import Trace
-from loadgen.traces import load, superset
+from loadgen.engine.server import MODEL_DIR
+from loadgen.replay.words import Words
+from loadgen.workloads import synthetic
+from loadgen.workloads.arrivals import arrange, fitting
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.trace import Trace
+from loadgen.workloads.traces import load, superset
 
 DESCRIPTION = f"""\
 Draw agent sessions by a seed and write them in our superset JSONL, one request a line: turns, think times, forks,

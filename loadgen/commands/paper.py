@@ -11,12 +11,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen import sweep
 from loadgen.commands import CommandError
 from loadgen.commands.sweep import progress, simulate
 from loadgen.paper import document, figures, grid, made, workload
 from loadgen.paper.evidence import Evidence
 from loadgen.paper.settings import FULL, QUICK, Plan
+from loadgen.simulation.sweeps import sweep
 
 DESCRIPTION = """\
 Reproduce the SMetric paper in simulation and write it up: for every figure of the paper its value, ours with a 95 %

@@ -12,19 +12,20 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from loadgen import access_log, replay_run
 from loadgen.commands import INTERRUPTED, CommandError
-from loadgen.conversation import Script
-from loadgen.engine_server import MODEL_DIR
-from loadgen.profiles import PROFILES
-from loadgen.records import CSV, RunInfo, Slo, export_csv, read_rows
-from loadgen.replay import Options
-from loadgen.replay_run import Gateway, Outcome, Unreachable
-from loadgen.replay_workload import check, workload
-from loadgen.scenario import Dispatch
-from loadgen.streaming import CHAT, ENGINE_HEADER
-from loadgen.text import Words
-from loadgen.trace import Trace
+from loadgen.engine.server import MODEL_DIR
+from loadgen.replay import access_log
+from loadgen.replay import run as replay_run
+from loadgen.replay.chat_request import CHAT, ENGINE_HEADER
+from loadgen.replay.replay import Options
+from loadgen.replay.run import Gateway, Outcome, Unreachable
+from loadgen.replay.script import Script
+from loadgen.replay.words import Words
+from loadgen.replay.workload import check, workload
+from loadgen.results.records import CSV, RunInfo, Slo, export_csv, read_rows
+from loadgen.simulation.scenario import Dispatch
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.trace import Trace
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header: RFC 9110, 5.6.2
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")  # of a header: RFC 9110, 5.5

@@ -6,7 +6,7 @@ import argparse
 
 from aiohttp import web
 
-from loadgen import sidecar
+from loadgen.engine import sidecar
 
 DESCRIPTION = """\
 Stand in front of one engine, as llm-d's routing sidecar does, until Ctrl-C or SIGTERM.

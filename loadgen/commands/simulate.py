@@ -12,15 +12,15 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from extproc.policies import registry
+from extproc.routing.policies import registry
 from loadgen import simulation
 from loadgen.commands import CommandError
-from loadgen.measures import Measures, Quantiles, measure, shown
-from loadgen.profiles import PROFILES
-from loadgen.records import CSV, RunWriter, Slo, export_csv
-from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
-from loadgen.timing import PROFILES as MODELS
-from loadgen.traces import TraceError
+from loadgen.engine.timing import PROFILES as MODELS
+from loadgen.results.measures import Measures, Quantiles, measure, shown
+from loadgen.results.records import CSV, RunWriter, Slo, export_csv
+from loadgen.simulation.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.traces import TraceError
 
 DESCRIPTION = """\
 Simulate a cluster: the product's own router, policies, loads and index before modelled vLLM instances, on a virtual

@@ -13,10 +13,10 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen import traces
 from loadgen.commands import CommandError
-from loadgen.study import Study, study
-from loadgen.study_table import markdown
+from loadgen.study.study import Study, study
+from loadgen.study.table import markdown
+from loadgen.workloads import traces
 
 DESCRIPTION = """\
 Study a recorded or generated workload: how much of its prompts could be reused with an infinite store, from whom and
@@ -68,7 +68,7 @@ def _study(path: Path, instances: int) -> Study:
 def _draw(studies: Sequence[Study], directory: Path) -> None:
     # Late, for matplotlib takes a second that a table need not wait for.
     figures = import_module("loadgen.report.figures")
-    drawn = import_module("loadgen.study_figures").draw(studies)
+    drawn = import_module("loadgen.study.figures").draw(studies)
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for figure in drawn:

@@ -15,14 +15,15 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from extproc.policies import registry
-from loadgen import simulation, sweep
+from extproc.routing.policies import registry
+from loadgen import simulation
 from loadgen.commands import CommandError
-from loadgen.intervals import Interval
-from loadgen.measures import shown
-from loadgen.peaks import Curve, curves, more, settings
-from loadgen.records import Slo
-from loadgen.scenario import Scenario
+from loadgen.results.intervals import Interval
+from loadgen.results.measures import shown
+from loadgen.results.records import Slo
+from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.sweeps import sweep
+from loadgen.simulation.sweeps.peaks import Curve, curves, more, settings
 
 DESCRIPTION = """\
 Simulate every combination of rates, policies, provisionings, seeds and whatever else is --set, over all cores.

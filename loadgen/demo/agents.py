@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import aiohttp
 import msgspec
 
-from loadgen.answers import following
-from loadgen.chat import Json
-from loadgen.streaming import CHAT, Exchange, connect
-from loadgen.workload import Session
+from loadgen.demo.sessions import Session
+from loadgen.engine.chat_template import Json
+from loadgen.replay.answers import following
+from loadgen.replay.chat_request import CHAT, Exchange, connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,13 +11,14 @@ from itertools import count
 
 from rich.console import Console
 
-from loadgen import client, workload
 from loadgen.commands.demo import starting
-from loadgen.live import View, comparison, view
-from loadgen.stack import Stack, StackFailed
-from loadgen.summary import Summary, summarise
-from loadgen.watch import Watch
-from loadgen.workload import Session
+from loadgen.demo import agents
+from loadgen.demo import sessions as workload
+from loadgen.demo.live import View, comparison, view
+from loadgen.demo.sessions import Session
+from loadgen.demo.summary import Summary, summarise
+from loadgen.demo.watch import Watch
+from loadgen.stack.stack import Stack, StackFailed
 
 LIMIT = 70.0  # seconds that one policy may take: both together stay under three minutes
 REFRESH = 0.25
@@ -55,7 +56,7 @@ async def _run(watch: Watch, url: str, sessions: Sequence[Session], shown: View)
     showing = asyncio.create_task(_show(watch, shown))
     try:
         async with asyncio.timeout(LIMIT):
-            await client.run(url, sessions, on_record=watch.records.append)
+            await agents.run(url, sessions, on_record=watch.records.append)
     except TimeoutError:
         return False
     finally:
@@ -75,7 +76,7 @@ def serve(args: argparse.Namespace, policy: str, port: int) -> int:
     console = Console(soft_wrap=True)
     with Stack(args.engines, policy={"policy": policy}, port=port) as stack:
         first, second = _questions(stack)
-        ask = f"curl -si {stack.url}{client.CHAT} -H 'content-type: application/json' -d"
+        ask = f"curl -si {stack.url}{agents.CHAT} -H 'content-type: application/json' -d"
         console.print(
             f"""\
 {args.engines} engines are up behind Envoy, policy {policy}. Ctrl-C stops everything.

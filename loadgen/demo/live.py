@@ -14,7 +14,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.summary import WINDOW, Summary
+from loadgen.demo.summary import WINDOW, Summary
 
 SIDE_BY_SIDE = 3  # policies that fit as columns into 80; more become rows
 LINE_EVERY = 5.0  # seconds between two plain lines

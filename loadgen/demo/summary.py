@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.client import Record
-from loadgen.measures import nearest_rank
+from loadgen.demo.agents import Record
+from loadgen.results.measures import nearest_rank
 
 WINDOW = 5.0  # seconds
 

@@ -6,10 +6,10 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 
-from loadgen.chat import Json
-from loadgen.client import Record
-from loadgen.live import Decision, Row, Snapshot
-from loadgen.stack import Stack
+from loadgen.demo.agents import Record
+from loadgen.demo.live import Decision, Row, Snapshot
+from loadgen.engine.chat_template import Json
+from loadgen.stack.stack import Stack
 
 SHOWN_DECISIONS = 5  # so that all fits into 24 lines of a terminal
 

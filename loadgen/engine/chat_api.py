@@ -13,12 +13,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
-from loadgen.chat import ChatError, ChatTemplate, Json
-from loadgen.engine import LiveRequest
-from loadgen.errors import Refused, bad_request, invalid
-from loadgen.hashing import chain, extra_keys
-from loadgen.reply import Model, Reply
-from loadgen.tokens import Tokens
+from loadgen.engine.block_keys import chain, extra_keys
+from loadgen.engine.chat_template import ChatError, ChatTemplate, Json
+from loadgen.engine.clock import LiveRequest
+from loadgen.engine.errors import Refused, bad_request, invalid
+from loadgen.engine.reply import Model, Reply
+from loadgen.engine.tokenizer import Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from loadgen.cache import Block
-from loadgen.instance import Event, Instance
-from loadgen.publisher import TokenRequest
+from loadgen.engine.block_cache import Block
+from loadgen.engine.instance import Event, Instance
+from loadgen.engine.publisher import TokenRequest
 
 CATCH_UP = 1.0  # seconds that the instance may lie behind the clock before it gives them up
 

@@ -16,13 +16,13 @@ import msgspec
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from loadgen.chat import Json
-from loadgen.completion import ChatApi, Completion, parse
-from loadgen.engine import Engine
-from loadgen.engine_metrics import EngineMetrics
-from loadgen.errors import Refused, invalid
-from loadgen.other_apis import OtherApis
-from loadgen.transfer import TransferInstance, Transfers
+from loadgen.engine.chat_api import ChatApi, Completion, parse
+from loadgen.engine.chat_template import Json
+from loadgen.engine.clock import Engine
+from loadgen.engine.errors import Refused, invalid
+from loadgen.engine.metrics import EngineMetrics
+from loadgen.engine.other_apis import OtherApis
+from loadgen.engine.transfer import TransferInstance, Transfers
 
 log = logging.getLogger(__name__)
 

@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
-from loadgen import scheduler
-from loadgen.cache import Block, BlockCache, Key
-from loadgen.scheduler import Limits, Scheduler, Task
-from loadgen.timing import Profile
+from loadgen.engine import scheduler
+from loadgen.engine.block_cache import Block, BlockCache, Key
+from loadgen.engine.scheduler import Limits, Scheduler, Task
+from loadgen.engine.timing import Profile
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

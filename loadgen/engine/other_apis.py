@@ -19,11 +19,11 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from loadgen.chat import Json
-from loadgen.completion import ChatApi, Completion, parse
-from loadgen.engine import Engine
-from loadgen.errors import Refused, invalid
-from loadgen.transfer import Transfers
+from loadgen.engine.chat_api import ChatApi, Completion, parse
+from loadgen.engine.chat_template import Json
+from loadgen.engine.clock import Engine
+from loadgen.engine.errors import Refused, invalid
+from loadgen.engine.transfer import Transfers
 
 Body = Mapping[str, Json]
 MAX_STORED = 10_000  # responses

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import zmq
 import zmq.asyncio
 
-from loadgen import instance
-from loadgen.hashing import ExtraKeys, as_int
-from loadgen.kv_events import Batch, BlockHash, Event, Format, Wire
+from loadgen.engine import instance
+from loadgen.engine.block_keys import ExtraKeys, as_int
+from loadgen.engine.kv_events import Batch, BlockHash, Event, Format, Wire
 
 log = logging.getLogger(__name__)
 

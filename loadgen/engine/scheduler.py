@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from loadgen.timing import Profile
+from loadgen.engine.timing import Profile
 
 
 @dataclass(eq=False, slots=True, kw_only=True)

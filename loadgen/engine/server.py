@@ -15,14 +15,14 @@ from pathlib import Path
 
 from aiohttp import web
 
-from loadgen.completion import ChatApi, Served
-from loadgen.engine import Engine, LiveRequest
-from loadgen.engine_http import Server
-from loadgen.instance import Event, Limits
-from loadgen.kv_events import Format
-from loadgen.publisher import Addresses, Publisher
-from loadgen.timing import PROFILES
-from loadgen.transfer import TransferInstance
+from loadgen.engine.chat_api import ChatApi, Served
+from loadgen.engine.clock import Engine, LiveRequest
+from loadgen.engine.http import Server
+from loadgen.engine.instance import Event, Limits
+from loadgen.engine.kv_events import Format
+from loadgen.engine.publisher import Addresses, Publisher
+from loadgen.engine.timing import PROFILES
+from loadgen.engine.transfer import TransferInstance
 
 MODEL_DIR = Path(__file__).parent / "model"
 DRAIN = 10.0  # seconds that open requests get to finish after SIGTERM

@@ -21,12 +21,12 @@ import msgspec
 from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
-from loadgen.cache import Block
-from loadgen.chat import Json
-from loadgen.completion import Completion
-from loadgen.engine import LiveRequest
-from loadgen.errors import invalid
-from loadgen.instance import Instance
+from loadgen.engine.block_cache import Block
+from loadgen.engine.chat_api import Completion
+from loadgen.engine.chat_template import Json
+from loadgen.engine.clock import LiveRequest
+from loadgen.engine.errors import invalid
+from loadgen.engine.instance import Instance
 
 PATH = "/simulated/kv/{request}"  # the side channel
 LEASE = (

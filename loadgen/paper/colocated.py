@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.intervals import mean_ci
 from loadgen.paper.evidence import Arena, Evidence, output, over_seeds
 from loadgen.paper.findings import (
     Finding,
@@ -21,7 +20,8 @@ from loadgen.paper.findings import (
     signed,
 )
 from loadgen.paper.settings import LATENCY_FACTOR, NAMES, number
-from loadgen.peaks import more
+from loadgen.results.intervals import mean_ci
+from loadgen.simulation.sweeps.peaks import more
 
 SEARCH = "[policy-search.md](policy-search.md)"
 MARGIN = f"What decides the size of the margin is taken apart in {SEARCH}."

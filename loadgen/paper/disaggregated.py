@@ -8,7 +8,7 @@ from loadgen.paper.colocated import MARGIN, QUEUE, SKEW
 from loadgen.paper.evidence import Evidence
 from loadgen.paper.findings import Finding, level, margin, ordering, percent, plain, seconds, share, signed
 from loadgen.paper.settings import LATENCY_FACTOR, NAMES
-from loadgen.peaks import Value
+from loadgen.simulation.sweeps.peaks import Value
 
 
 def findings(evidence: Evidence) -> Iterator[Finding]:

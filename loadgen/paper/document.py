@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
-from loadgen.intervals import Interval
 from loadgen.paper import colocated, disaggregated, large, workload
 from loadgen.paper.evidence import Arena, Evidence, goal, over_seeds
 from loadgen.paper.figures import Placed
@@ -13,8 +12,9 @@ from loadgen.paper.findings import Finding, Verdict, percent, plain
 from loadgen.paper.grid import candidates, worth
 from loadgen.paper.made import Made
 from loadgen.paper.settings import LATENCY_FACTOR, NAMES, Plan, Setting
-from loadgen.records import Slo
-from loadgen.study import Study
+from loadgen.results.intervals import Interval
+from loadgen.results.records import Slo
+from loadgen.study.study import Study
 
 Part = tuple[str, str, list[Finding]]  # heading, name of its figures, findings
 

@@ -6,14 +6,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from extproc.policies import registry
-from loadgen.intervals import Interval, mean_ci
-from loadgen.measures import Measures, load_measures
+from extproc.routing.policies import registry
 from loadgen.paper import grid
 from loadgen.paper.settings import LATENCY_FACTOR, Plan, Setting
-from loadgen.peaks import Curve, Value, more
-from loadgen.scenario import Layout, Scenario
-from loadgen.sweep import Result, key
+from loadgen.results.intervals import Interval, mean_ci
+from loadgen.results.measures import Measures, load_measures
+from loadgen.simulation.scenario import Layout, Scenario
+from loadgen.simulation.sweeps.peaks import Curve, Value, more
+from loadgen.simulation.sweeps.sweep import Result, key
 
 
 def output(measures: Measures) -> float:

@@ -26,7 +26,7 @@ from loadgen.report.figures import (
 from loadgen.report.figures.style import RC, Drawn
 from loadgen.report.material import Group, Point
 from loadgen.report.reading import read
-from loadgen.sweep import key, label
+from loadgen.simulation.sweeps.sweep import key, label
 
 SWEPT: tuple[Kind, ...] = (tps_rate, provisioning, reuse)
 AT_ONE_RATE: tuple[Kind, ...] = (heatmap, imbalance, latency, stickiness)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import pairwise
 
-from loadgen.intervals import Interval
 from loadgen.paper.settings import NAMES
+from loadgen.results.intervals import Interval
 
 NEAR = 0.15  # relative: what still counts as the published value
 CLEAR = 0.005  # relative: the least difference that an ordering counts

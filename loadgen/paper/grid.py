@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-from extproc.policies import registry
-from loadgen.intervals import mean_ci
-from loadgen.measures import load_measures
+from extproc.routing.policies import registry
 from loadgen.paper.settings import CANDIDATES, GUARD_FACTORS, HIT_RATIOS, LATENCY_FACTOR, OVERLOADS, Plan, Setting
-from loadgen.scenario import Layout, Scenario
-from loadgen.sweep import Result, key
+from loadgen.results.intervals import mean_ci
+from loadgen.results.measures import load_measures
+from loadgen.simulation.scenario import Layout, Scenario
+from loadgen.simulation.sweeps.sweep import Result, key
 
 Options = Mapping[str, float]
 Chosen = Mapping[tuple[str, float, str], Options]  # (setting, ratio, policy) -> its options

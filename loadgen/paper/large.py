@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from loadgen.paper.evidence import Evidence, output
 from loadgen.paper.findings import Finding, level, margin, ordering, percent, plain, seconds, share, signed
 from loadgen.paper.settings import NAMES
-from loadgen.peaks import Value
+from loadgen.simulation.sweeps.peaks import Value
 
 MODEL = "The constants of this model are uncertain by 30 %."
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from loadgen.scenario import Layout, Scenario
+from loadgen.simulation.scenario import Layout, Scenario
 
 FULL_RATIO = 4.6  # of the paper's machines for the 30B model: global tier / local cache
 LATENCY_FACTOR = 1.5  # where the paper shows latencies, guards and sensitivities

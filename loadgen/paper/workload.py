@@ -13,12 +13,12 @@ from pathlib import Path
 import msgspec
 
 from loadgen import simulation
-from loadgen.intervals import Interval, mean_ci
 from loadgen.paper.findings import Finding, Verdict, level, percent, plain, share
 from loadgen.paper.settings import Plan
-from loadgen.scenario import Scenario
-from loadgen.study import Study, study
-from loadgen.workers import Failed, spread
+from loadgen.results.intervals import Interval, mean_ci
+from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.sweeps.workers import Failed, spread
+from loadgen.study.study import Study, study
 
 FILE = "studies.json"
 DENSITY = 43.0  # requests a minute and instance, trace 1

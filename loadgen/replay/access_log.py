@@ -13,15 +13,15 @@ from urllib.parse import parse_qs, urlsplit
 
 import msgspec
 
-from loadgen.answers import plain
-from loadgen.records import ROWS, Row, read_rows
+from loadgen.replay.answers import plain
+from loadgen.results.records import ROWS, Row, read_rows
 
 POLL_S = 0.1
 WAIT_S = 3.0  # for lines that are missing: Envoy writes them a little later than the client has its answers
 
 
 class Decision(msgspec.Struct):
-    """ext_proc's, as far as rows have a place for it; `extproc/routing.py` writes it."""
+    """ext_proc's, as far as rows have a place for it; `extproc/processor/destination.py` writes it."""
 
     reason: str | None = None
     instance: str | None = None

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 import aiohttp
 
-from loadgen.answers import Reading, plain
+from loadgen.replay.answers import Reading, plain
 
 CHAT = "/v1/chat/completions"
 ENGINE_HEADER = "x-engine"  # set by simulated engines: ip:port

@@ -22,12 +22,12 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from loadgen.chat import Json
-from loadgen.conversation import Ask, Messages, Script, carried_on
-from loadgen.records import Row
-from loadgen.scenario import Dispatch
-from loadgen.streaming import CHAT, ENGINE_HEADER, Exchange
-from loadgen.trace import Trace, TraceRequest
+from loadgen.engine.chat_template import Json
+from loadgen.replay.chat_request import CHAT, ENGINE_HEADER, Exchange
+from loadgen.replay.script import Ask, Messages, Script, carried_on
+from loadgen.results.records import Row
+from loadgen.simulation.scenario import Dispatch
+from loadgen.workloads.trace import Trace, TraceRequest
 
 LATE_S = 0.05  # what is sent later than this after its time is late
 AHEAD_S = 5.0  # how long before its time a session's first text is composed

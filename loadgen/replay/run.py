@@ -17,13 +17,13 @@ import uvloop
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.answers import plain
-from loadgen.conversation import Script
-from loadgen.measures import Quantiles, measure, slo_of
-from loadgen.records import Row, RunInfo, RunWriter
-from loadgen.replay import LATE_S, PARENT_FAILED, Counts, Options, Replay
-from loadgen.streaming import connect, read_whole
-from loadgen.trace import Trace
+from loadgen.replay.answers import plain
+from loadgen.replay.chat_request import connect, read_whole
+from loadgen.replay.replay import LATE_S, PARENT_FAILED, Counts, Options, Replay
+from loadgen.replay.script import Script
+from loadgen.results.measures import Quantiles, measure, slo_of
+from loadgen.results.records import Row, RunInfo, RunWriter
+from loadgen.workloads.trace import Trace
 
 PROBE_S = 5.0  # what a gateway may take to say anything at all
 REFRESH_S = 0.25

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loadgen.answers import following
-from loadgen.chat import Json
-from loadgen.trace import TraceRequest
+from loadgen.engine.chat_template import Json
+from loadgen.replay.answers import following
+from loadgen.workloads.trace import TraceRequest
 
 Messages = Sequence[Mapping[str, Json]]
 

@@ -15,10 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgen.chat import ChatTemplate, Json
-from loadgen.conversation import Ask
-from loadgen.tokens import Tokens
-from loadgen.trace import Trace, TraceRequest, common, cut, length, names
+from loadgen.engine.chat_template import ChatTemplate, Json
+from loadgen.engine.tokenizer import Tokens
+from loadgen.replay.script import Ask
+from loadgen.workloads.trace import Trace, TraceRequest, common, cut, length, names
 
 REMEMBERED = 16_384  # blocks' words: 10 MB of references for blocks of 64 tokens
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.arrivals import arrange, fitting
-from loadgen.profiles import PROFILES
-from loadgen.scaling import scaled
-from loadgen.scenario import Dispatch
-from loadgen.synthetic import generate, generate_whole
-from loadgen.trace import Fact, Trace
-from loadgen.traces import load
+from loadgen.simulation.scenario import Dispatch
+from loadgen.workloads.arrivals import arrange, fitting
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.scaling import scaled
+from loadgen.workloads.synthetic import generate, generate_whole
+from loadgen.workloads.trace import Fact, Trace
+from loadgen.workloads.traces import load
 
 
 def workload(

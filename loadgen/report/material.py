@@ -11,9 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from loadgen.intervals import Interval, mean_ci
-from loadgen.measures import Measures
-from loadgen.peaks import Curve, more
+from loadgen.results.intervals import Interval, mean_ci
+from loadgen.results.measures import Measures
+from loadgen.simulation.sweeps.peaks import Curve, more
 
 MOST = 8  # curves that a figure can bear
 

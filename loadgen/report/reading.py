@@ -9,11 +9,11 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen import sweep
-from loadgen.measures import HALF_MINUTE, MINUTE, imbalances, load_measures, loads, measure
-from loadgen.records import ROWS, RUN, Row, RunInfo, Slo, read_info
 from loadgen.report.material import Group, Material, Point, Trail
-from loadgen.scenario import Scenario
+from loadgen.results.measures import HALF_MINUTE, MINUTE, imbalances, load_measures, loads, measure
+from loadgen.results.records import ROWS, RUN, Row, RunInfo, Slo, read_info
+from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.sweeps import sweep
 
 _AXES = frozenset({"policy", "options", "rate", "seed", "global_ratio", "slo"})  # fields that do not set groups apart
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from loadgen.intervals import Interval, mean_ci
-from loadgen.measures import Measures
-from loadgen.peaks import Curve, Value
 from loadgen.report.material import Case, Group, Material, margin, tps
+from loadgen.results.intervals import Interval, mean_ci
+from loadgen.results.measures import Measures
+from loadgen.simulation.sweeps.peaks import Curve, Value
 
 Cell = Callable[[Interval], str]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.records import Row, RunInfo, Slo
+from loadgen.results.records import Row, RunInfo, Slo
 
 MINUTE = 60.0  # seconds: the window of the paper's heatmaps and mean imbalance
 HALF_MINUTE = 30.0  # seconds: the window of its distribution of imbalance

@@ -13,9 +13,9 @@ Same scenario, same rows: nothing here reads a clock or an unseeded random numbe
 
 from __future__ import annotations
 
-from loadgen.simulation.about import idle, info, label
 from loadgen.simulation.checks import UnfitValue, check
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario, simulate
+from loadgen.simulation.run_info import idle, info, label
 from loadgen.simulation.workload import content, workload
 
 __all__ = [

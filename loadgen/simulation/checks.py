@@ -6,12 +6,12 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-from extproc.policies import registry
-from loadgen.profiles import PROFILES
-from loadgen.scenario import Scenario
+from extproc.routing.policies import registry
+from loadgen.engine.timing import PROFILES as MODELS
 from loadgen.simulation.cluster import ImpossibleScenario
-from loadgen.timing import PROFILES as MODELS
-from loadgen.traces import detect
+from loadgen.simulation.scenario import Scenario
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.traces import detect
 
 POSITIVE = ("rate", "measure_s", "instances", "block_size", "local_tokens", "fetch_gbps", "slo.tpot_s")
 FROM_ZERO = ("warmup_s", "global_ratio", "slo.ttft_s", "slo.ttft_per_token_s")

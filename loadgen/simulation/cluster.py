@@ -11,17 +11,17 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
-from extproc.disaggregation import PairTicket
-from extproc.router import Routed
-from loadgen.records import Row
-from loadgen.scenario import Dispatch, Layout, Scenario
-from loadgen.scheduler import Step
-from loadgen.simulation.gateway import Gateway
+from extproc.routing.disaggregation import PairTicket
+from extproc.routing.router import Routed
+from loadgen.engine.scheduler import Step
+from loadgen.engine.timing import PROFILES
+from loadgen.results.records import Row
+from loadgen.simulation.caches import GlobalTier, LocalCache
 from loadgen.simulation.instance import Event, SimulatedInstance, SimulatedTask
 from loadgen.simulation.keys import Keys
-from loadgen.simulation.memory import GlobalTier, LocalCache
-from loadgen.timing import PROFILES
-from loadgen.trace import Trace, TraceRequest
+from loadgen.simulation.product_router import Gateway
+from loadgen.simulation.scenario import Dispatch, Layout, Scenario
+from loadgen.workloads.trace import Trace, TraceRequest
 
 # Simulated after the window, with load, so that what is due at its end can still finish: a reply of 8,192 tokens takes
 # less at any load that meets the SLO.

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from loadgen.records import Row
-from loadgen.scenario import Fetch
-from loadgen.scheduler import Scheduler, Step, Task
+from loadgen.engine.scheduler import Scheduler, Step, Task
+from loadgen.engine.timing import GB, Profile
+from loadgen.results.records import Row
+from loadgen.simulation.caches import GlobalTier, LocalCache
 from loadgen.simulation.keys import KeyArray
-from loadgen.simulation.memory import GlobalTier, LocalCache
-from loadgen.timing import GB, Profile
-from loadgen.trace import TraceRequest
+from loadgen.simulation.scenario import Fetch
+from loadgen.workloads.trace import TraceRequest
 
 FETCH_S = 5e-3  # before the first byte of a fetch
 

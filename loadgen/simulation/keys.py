@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from loadgen.trace import Dense, Runs, Trace, TraceRequest, cut, length
+from loadgen.workloads.trace import Dense, Runs, Trace, TraceRequest, cut, length
 
 KeyArray = npt.NDArray[np.int32]
 

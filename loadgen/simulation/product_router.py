@@ -12,19 +12,19 @@ from collections.abc import Coroutine, Sequence
 from functools import partial
 from typing import Any, NoReturn, TypeVar
 
-from extproc.config.settings import RouteSettings
-from extproc.errors import RenderError
+from extproc.base.errors import RenderError
+from extproc.base.model import Instance, Request, Role, Source
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.model import Instance, Request, Role, Source
-from extproc.policies import registry
-from extproc.pools import Pool
-from extproc.query import Query
-from extproc.routed import RoutedCache
-from extproc.router import Routed, Router
-from loadgen.scenario import IndexView, Layout, Scenario
+from extproc.index.routed_cache import RoutedCache
+from extproc.routing.policies import registry
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import Query
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Routed, Router
 from loadgen.simulation.instance import Event, Removed, Stored
+from loadgen.simulation.scenario import IndexView, Layout, Scenario
 
 BYTES = 4  # of a token: what prompts of code and prose have on average
 POOL = "simulated"

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, fields
 
-from extproc.policies import registry
-from loadgen.records import Row, RunInfo
-from loadgen.scenario import Scenario
+from extproc.routing.policies import registry
+from loadgen.results.records import Row, RunInfo
 from loadgen.simulation.cluster import names_of
+from loadgen.simulation.scenario import Scenario
 
 _ELSEWHERE = {"policy", "options", "workload", "rate", "seed", "instances", "slo"}  # fields of RunInfo, or spelled out
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from loadgen.records import Slo
+from loadgen.results.records import Slo
 
 
 class Fetch(StrEnum):

@@ -9,14 +9,14 @@ import hashlib
 from functools import lru_cache, partial
 from pathlib import Path
 
-from loadgen.arrivals import arrange, fitting
-from loadgen.profiles import PROFILES
-from loadgen.scenario import Scenario
 from loadgen.simulation.checks import cache_tokens
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario
-from loadgen.synthetic import generate
-from loadgen.trace import Trace
-from loadgen.traces import load
+from loadgen.simulation.scenario import Scenario
+from loadgen.workloads.arrivals import arrange, fitting
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.synthetic import generate
+from loadgen.workloads.trace import Trace
+from loadgen.workloads.traces import load
 
 
 def workload(scenario: Scenario) -> Trace:

@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-SHIPPED = Path(__file__).parent.parent / "envoy" / "envoy.yaml"
+SHIPPED = Path(__file__).parents[2] / "envoy" / "envoy.yaml"
 HOST = "127.0.0.1"
 # Demonstrations and tests kill and restart things and look again a moment later.
 HEALTH_CHECK = {"interval": "1s", "no_traffic_interval": "1s", "unhealthy_interval": "0.5s", "timeout": "1s"}

@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
-from loadgen.envoy_config import HOST
-from loadgen.processes import Child, free_port, listens
+from loadgen.stack.envoy_config import HOST
+from loadgen.stack.processes import Child, free_port, listens
 
 
 class StackFailed(Exception):

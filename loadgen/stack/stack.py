@@ -17,12 +17,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from extproc.supervisor import STRIDE
-from loadgen.chat import Json
-from loadgen.engine_server import MODEL_DIR
-from loadgen.envoy_config import HOST, EnvoySettings, render
-from loadgen.parts import Engine, Sidecar, StackFailed, envoy_program, get, redis_server
-from loadgen.processes import POLL, Child, ProcessFailed, free_port, listens, uninterrupted
+from extproc.app.workers import STRIDE
+from loadgen.engine.chat_template import Json
+from loadgen.engine.server import MODEL_DIR
+from loadgen.stack.envoy_config import HOST, EnvoySettings, render
+from loadgen.stack.parts import Engine, Sidecar, StackFailed, envoy_program, get, redis_server
+from loadgen.stack.processes import POLL, Child, ProcessFailed, free_port, listens, uninterrupted
 
 MEMORY = "memory://"
 # Longer than an operator's 20: a dozen processes on two cores keep each other waiting, which is not Redis's fault.

@@ -10,8 +10,8 @@ import heapq
 from collections import Counter
 from collections.abc import Sequence
 
-from loadgen.trace import TraceRequest
-from loadgen.traces import nominal
+from loadgen.workloads.trace import TraceRequest
+from loadgen.workloads.traces import nominal
 
 MINUTE = 60.0  # seconds: the paper's window
 

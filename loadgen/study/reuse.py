@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from loadgen.trace import Runs
+from loadgen.workloads.trace import Runs
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import msgspec
 
-from loadgen.balance import MINUTE, imbalance, per_minute
-from loadgen.reuse import Store
-from loadgen.trace import Fact, Trace, TraceRequest
-from loadgen.traces import nominal
+from loadgen.study.balance import MINUTE, imbalance, per_minute
+from loadgen.study.reuse import Store
+from loadgen.workloads.trace import Fact, Trace, TraceRequest
+from loadgen.workloads.traces import nominal
 
 SOON_S = 100.0  # the paper: about 90 % of the reuse happens within it
 INTERVALS_S = tuple(10 ** (step / 4) for step in range(-4, 21))  # from 0.1 s to 28 hours, for the curve

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from loadgen.trace import Fact, Runs, Trace, TraceRequest, cut, length, merged
+from loadgen.workloads.trace import Fact, Runs, Trace, TraceRequest, cut, length, merged
 
 
 def arrange(trace: Trace, *, rate: float, seconds: float, seed: int, max_input: int | None = None) -> Trace:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from loadgen.trace import Trace
+from loadgen.workloads.trace import Trace
 
 
 def scaled(trace: Trace, factor: float) -> Trace:

@@ -20,8 +20,8 @@ import random
 from bisect import bisect_right
 from dataclasses import dataclass, replace
 
-from loadgen.profiles import Profile, Spread, mean_requests, mean_whole, whole
-from loadgen.trace import Runs, Trace, TraceRequest, Trigger, cut
+from loadgen.workloads.profiles import Profile, Spread, mean_requests, mean_whole, whole
+from loadgen.workloads.trace import Runs, Trace, TraceRequest, Trigger, cut
 
 OVERHEAD_S = 0.03  # seconds of a request, whatever its length: of the order of the measured 0.027 of a cold prefill
 PREFILL_S = 60e-6  # seconds a token: the 30B model on one H20 at a prompt of some thousand tokens

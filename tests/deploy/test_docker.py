@@ -20,8 +20,8 @@ import pytest
 import yaml
 
 from extproc import config
-from loadgen.processes import free_port
-from tests.envoy_yaml import ROOT, clean, cluster, listener
+from loadgen.stack.processes import free_port
+from tests.support.envoy_yaml import ROOT, clean, cluster, listener
 
 Json = dict[str, Any]
 

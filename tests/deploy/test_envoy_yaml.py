@@ -27,12 +27,12 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from extproc import config
 from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS
-from extproc.config.route import CLUSTER, POLICY
-from extproc.policies import registry
-from extproc.routing import DESTINATION, RANK, SERVED
-from loadgen.envoy_config import EnvoySettings, render
-from loadgen.processes import Child, free_port
-from tests.envoy_yaml import MODEL, ROOT, SHIPPED, clean, inspect
+from extproc.processor.destination import DESTINATION, RANK, SERVED
+from extproc.routing.policies import registry
+from extproc.routing.route import CLUSTER, POLICY
+from loadgen.stack.envoy_config import EnvoySettings, render
+from loadgen.stack.processes import Child, free_port
+from tests.support.envoy_yaml import MODEL, ROOT, SHIPPED, clean, inspect
 
 ENVOY = shutil.which("envoy", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin") or ""
 PATIENCE_S = 20.0
@@ -134,7 +134,7 @@ class Stand:
             port=free_port(),
             admin_port=free_port(),
             access_log=self.log,
-            model_dir=ROOT / "loadgen" / "model",
+            model_dir=ROOT / "loadgen" / "engine" / "model",
             engines=[{"port": engine.port} for engine in self.engines],
             extproc_ports=[self.processor.port],
             health_port=self.processor.port,
@@ -325,7 +325,7 @@ def test_the_page_names_the_model_as_the_file_does() -> None:
     """One path for the model, which the command for Docker mounts where the YAML says."""
     page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
     assert "-v /models/llama:/models/llama:ro" in page
-    assert "loadgen/model" not in page + DROP_IN
+    assert "loadgen/engine/model" not in page + DROP_IN
 
 
 def test_the_page_lists_every_key() -> None:

@@ -13,17 +13,18 @@ import pytest
 import yaml
 
 from extproc import cli, config
+from extproc.base.model import Instance
 from extproc.config import Settings
-from extproc.discovery import Address, Discovery
-from extproc.model import Instance
-from extproc.routing import DESTINATION, EXPLANATION, PREFILLER, RANK
-from extproc.server import LIVENESS, READINESS
-from loadgen.engine_server import MODEL_DIR
-from loadgen.stack import Stack
-from tests.e2e.agents import chat, decision, post
+from extproc.instances.discovery import Address, Discovery
+from extproc.processor.destination import DESTINATION, EXPLANATION, PREFILLER, RANK
+from extproc.processor.server import LIVENESS, READINESS
+from loadgen.engine.server import MODEL_DIR
+from loadgen.stack.stack import Stack
 from tests.epp.envoy_tls import reach_by_tls
+from tests.support.agents import chat, decision, post
+from tests.support.paths import ROOT
 
-DIRECTORY = Path(__file__).parent.parent / "envoy" / "kubernetes"
+DIRECTORY = ROOT / "envoy" / "kubernetes"
 FILES = sorted(DIRECTORY.glob("*.yaml"))
 KINDS = {
     ("v1", "ServiceAccount"),

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.stack import Stack
-from tests.e2e.agents import WORD, chat, decision, decisions, post
+from loadgen.stack.stack import Stack
+from tests.support.agents import WORD, chat, decision, decisions, post
 
 
 @pytest.fixture(scope="module")

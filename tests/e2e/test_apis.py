@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import yaml
 
-from loadgen.stack import REDIS, Stack
-from tests.e2e.agents import WORD, Answer, chat, complaints, decision, get, loads, post, until
+from loadgen.stack.stack import REDIS, Stack
+from tests.support.agents import WORD, Answer, chat, complaints, decision, get, loads, post, until
 
 COMPLETIONS, MESSAGES, RESPONSES = "/v1/completions", "/v1/messages", "/v1/responses"
 LONG = WORD * 60

@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from loadgen.stack import Stack
-from tests.e2e.agents import WORD, Answer, chat, complaints, decision, get, loads, post, until
+from loadgen.stack.stack import Stack
+from tests.support.agents import WORD, Answer, chat, complaints, decision, get, loads, post, until
 
 SPURIOUS = (
     "streams_failed",

@@ -10,9 +10,9 @@ from typing import Any
 
 import aiohttp
 
-from loadgen.processes import free_port
-from loadgen.stack import HOST, Stack
-from tests.e2e.agents import WORD, chat, decision, loads, post, until
+from loadgen.stack.processes import free_port
+from loadgen.stack.stack import HOST, Stack
+from tests.support.agents import WORD, chat, decision, loads, post, until
 
 
 async def explain(stack: Stack, url: str, file: Path, *arguments: str) -> subprocess.CompletedProcess[str]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from loadgen import client, workload
-from loadgen.stack import Stack
-from tests.e2e.agents import WORD, chat, complaints, decision, decisions, errors, get, loads, post, until
+from loadgen.demo import agents
+from loadgen.demo import sessions as workload
+from loadgen.stack.stack import Stack
 from tests.e2e.test_bodies import assert_clean
+from tests.support.agents import WORD, chat, complaints, decision, decisions, errors, get, loads, post, until
 
 ROLES = ("prefill", "prefill", "decode", "decode")
 PREFILL, DECODE = slice(0, 2), slice(2, 4)
@@ -48,7 +49,7 @@ async def test_both_modes_serve_the_workload(mode: str, body_mode: str) -> None:
     instances answer with the KV that they pulled; nothing is left behind."""
     with disaggregated(mode, body_mode=body_mode) as stack:
         sessions = workload.sessions(24, 4, system_bytes=40_000)
-        records = await client.run(stack.url, sessions, concurrency=24)
+        records = await agents.run(stack.url, sessions, concurrency=24)
         assert not errors(records)
         made = decisions(stack, 96)
         assert {record.instance for record in records} == {engine.address for engine in stack.engines[DECODE]}
@@ -72,7 +73,7 @@ async def test_a_prefill_instance_is_killed(mode: str) -> None:
             await asyncio.to_thread(stack.engines[0].kill)
 
         sessions = workload.sessions(24, 4, system_bytes=20_000)
-        records, _ = await asyncio.gather(client.run(stack.url, sessions, concurrency=24), kill())
+        records, _ = await asyncio.gather(agents.run(stack.url, sessions, concurrency=24), kill())
         assert not errors(records)
         assert len(records) == 96
         assert stack.engines[1].address in {one.get("prefill_instance") for one in decisions(stack, 96)}
@@ -91,7 +92,7 @@ async def test_a_decode_instance_is_killed(body_mode: str) -> None:
             await asyncio.to_thread(stack.engines[2].kill)
 
         sessions = workload.sessions(12, 4, system_bytes=20_000)
-        records, _ = await asyncio.gather(client.run(stack.url, sessions, stream=False), kill())
+        records, _ = await asyncio.gather(agents.run(stack.url, sessions, stream=False), kill())
         assert not errors(records)
         assert len(records) == 48
         assert {record.instance for record in records} == {engine.address for engine in stack.engines[DECODE]}

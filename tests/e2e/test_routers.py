@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 from redis import Redis
 
-from loadgen.stack import REDIS, Stack
-from tests.e2e.agents import WORD, Answer, chat, decision, decisions, loads, post, until
-from tests.e2e.routers import all_followed, directly, follower_of, hit
-from tests.redis_server import BINARIES
+from loadgen.stack.stack import REDIS, Stack
+from tests.support.agents import WORD, Answer, chat, decision, decisions, loads, post, until
+from tests.support.redis_server import BINARIES
+from tests.support.routers import all_followed, directly, follower_of, hit
 
 LONG = {"max_tokens": 4_000, "ignore_eos": True}  # half a minute: longer than any test waits
 STOP_S = 4.0  # `python -m bench.outage` stops Redis for 30 s

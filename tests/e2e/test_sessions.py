@@ -8,9 +8,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen import client, workload
-from loadgen.stack import MEMORY, REDIS, Stack
-from tests.e2e.agents import (
+from loadgen.demo import agents
+from loadgen.demo import sessions as workload
+from loadgen.stack.stack import MEMORY, REDIS, Stack
+from tests.support.agents import (
     WORD,
     chat,
     complaints,
@@ -30,7 +31,7 @@ async def test_24_sessions_with_one_system_prompt(index: str) -> None:
     """Each of 4 engines gets 6 of the 24 sessions, and at least 95 % of follow-ups return; nothing is left behind."""
     sessions = workload.sessions(24, 4, system_bytes=40_000)
     with Stack(engines=4, index=index) as stack:
-        records = await client.run(stack.url, sessions, concurrency=24)
+        records = await agents.run(stack.url, sessions, concurrency=24)
         made = decisions(stack, 96)
         assert not errors(records)
         first = Counter(turns[0] for turns in instances_of(records).values())
@@ -86,7 +87,7 @@ async def test_an_evicted_session_is_balanced_again(stack: Stack) -> None:
 async def test_a_compacted_session_counts_as_new(stack: Stack) -> None:
     """An agent that drops its history sends a new prefix without assistant messages: a first turn."""
     before = len(stack.access_log())
-    records = await client.run(stack.url, workload.sessions(1, 4, 2_000, seed=7, compact_every=2, turn_bytes=1_000))
+    records = await agents.run(stack.url, workload.sessions(1, 4, 2_000, seed=7, compact_every=2, turn_bytes=1_000))
     assert not errors(records)
     reasons = [made["reason"] for made in decisions(stack, before + 4)[-4:]]
     assert reasons == ["first_turn", "stick", "first_turn", "stick"]

@@ -14,9 +14,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from extproc.suspects import STRIKES
-from loadgen.stack import Engine, Stack
-from tests.e2e.agents import chat, post, until
+from extproc.routing.pools.suspects import STRIKES
+from loadgen.stack.stack import Engine, Stack
+from tests.support.agents import chat, post, until
 
 REQUESTS = 60
 AT_ONCE = 4

@@ -9,16 +9,17 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc import config, tls
-from extproc.config import RouteSettings
+from extproc import config
+from extproc.base.model import Instance
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.model import Instance
-from extproc.pools import Pool
-from extproc.prefill import Prefiller
-from extproc.prompt import PlainRenderer
-from extproc.router import Router
-from extproc.server import OPTIONS, Processor, credentials
+from extproc.processor import tls
+from extproc.processor.prefiller import Prefiller
+from extproc.processor.server import OPTIONS, Processor, credentials
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Router
 from tests.epp.gateway import MODES, Gateway
 
 ADDRESSES = ("10.0.0.1:8000", "10.0.0.2:8000", "10.0.0.3:8000")

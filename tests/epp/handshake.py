@@ -6,7 +6,7 @@ import socket
 import ssl
 from typing import NamedTuple
 
-from extproc import tls
+from extproc.processor import tls
 
 
 class Handshake(NamedTuple):

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc import tls
-from extproc.routing import CONFORMANCE_SELECTION, CONFORMANCE_SERVED, SUBSET, SUBSET_NAMESPACE
-from loadgen.stack import Stack
-from tests.e2e.agents import chat, complaints, decision, get, loads, post, until
+from extproc.processor import tls
+from extproc.processor.destination import CONFORMANCE_SELECTION, CONFORMANCE_SERVED, SUBSET, SUBSET_NAMESPACE
+from loadgen.stack.stack import Stack
 from tests.epp.envoy_tls import reach_by_tls
 from tests.epp.handshake import Handshake, der, shake
+from tests.support.agents import chat, complaints, decision, get, loads, post, until
 
 TYPES = "type.googleapis.com/envoy.extensions"
 HINT = "x-test-subset"  # a request header that the tests' Envoy turns into the hint

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from loadgen.stack import Stack
-from tests.e2e.agents import WORD, chat, complaints, decision, loads, post, until
+from loadgen.stack.stack import Stack
+from tests.support.agents import WORD, chat, complaints, decision, loads, post, until
 
 # `serve` with bounds that a test can reach.
 PROGRAM = "import sys; from extproc import cli, exchange, server; server.BODY_S, exchange.MAX_BODY = 1.0, 100_000; "

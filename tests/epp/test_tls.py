@@ -10,9 +10,9 @@ from pathlib import Path
 import grpc
 import pytest
 
-from extproc import tls
-from extproc.errors import ConfigError
-from extproc.server import OPTIONS, Health, credentials
+from extproc.base.errors import ConfigError
+from extproc.processor import tls
+from extproc.processor.server import OPTIONS, Health, credentials
 from tests.epp.handshake import Handshake, der, shake
 
 
@@ -70,7 +70,7 @@ async def test_broken_files_leave_the_last_good_certificate(
 ) -> None:
     """A certificate without its key, garbage, or no file at all: said once each, and clients notice nothing."""
     other = tls.make_self_signed()
-    with caplog.at_level(logging.INFO, "extproc.tls"):
+    with caplog.at_level(logging.INFO, "extproc.processor.tls"):
         for broken in ((other.certificate, certificate.key), (b"garbage", b"garbage"), (b"", b"")):
             files.write(*broken)
             for _ in range(2):

@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 import aiohttp
 
-from loadgen.client import CHAT, Record
-from loadgen.stack import Stack
+from loadgen.demo.agents import CHAT, Record
+from loadgen.stack.stack import Stack
 
 WORD = "the quick brown fox jumps over the lazy dog and runs on "
 

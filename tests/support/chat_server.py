@@ -11,9 +11,9 @@ from typing import Any
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadgen.conversation import Ask
-from loadgen.streaming import CHAT
-from loadgen.trace import TraceRequest, Trigger
+from loadgen.replay.chat_request import CHAT
+from loadgen.replay.script import Ask
+from loadgen.workloads.trace import TraceRequest, Trigger
 
 REPLY = ({"role": "assistant", "content": ""}, {"content": " so"}, {"content": " be"}, {"content": " it"})
 USED = 4  # tokens of any reply, the end of the turn included

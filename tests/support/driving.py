@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from loadgen.scheduler import Scheduler, Step, Task
+from loadgen.engine.scheduler import Scheduler, Step, Task
 
 
 @dataclass

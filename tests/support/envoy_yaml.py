@@ -14,9 +14,9 @@ import yaml as pyyaml
 from extproc import config
 from extproc.config import Problem, Report
 
-ROOT: Final = Path(__file__).parent.parent
+ROOT: Final = Path(__file__).parents[2]
 SHIPPED: Final = sorted((ROOT / "envoy").glob("*.yaml"))
-MODEL: Final = ROOT / "loadgen" / "model"
+MODEL: Final = ROOT / "loadgen" / "engine" / "model"
 DELETE: Final = object()
 
 Yaml = dict[str, Any]

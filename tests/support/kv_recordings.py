@@ -5,11 +5,10 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-FIXTURES = Path(__file__).parent / "fixtures"
-MODEL = FIXTURES / "model"
+from tests.support.paths import FIXTURES
+
 ALL = sorted(f"{path.parent.name}/{path.name.removesuffix('.jsonl.gz')}" for path in FIXTURES.glob("*/*.jsonl.gz"))
 
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import msgspec
 
-from loadgen.measures import measure
-from loadgen.records import Row, RunInfo, RunWriter
-from loadgen.scenario import Scenario
-from loadgen.sweep import FILE, Result, key, label
+from loadgen.results.measures import measure
+from loadgen.results.records import Row, RunInfo, RunWriter
+from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.sweeps.sweep import FILE, Result, key, label
 
 # How much a policy's sessions stay, and how slow its latency's tail is.
 CHARACTERS = {

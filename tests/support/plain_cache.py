@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from extproc import blocks
-from extproc.engines import Cleared, Event, Removed, Stored, Tier
+from extproc.base import blocks
+from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier
 
 POOL = "pool"
 SIZE = 8  # bytes of a prompt block

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import gzip
 import json
-from pathlib import Path
 from typing import Any
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+from tests.support.paths import FIXTURES
+
 MODEL = FIXTURES / "model"
 
 

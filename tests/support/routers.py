@@ -10,10 +10,10 @@ from pathlib import Path
 
 import aiohttp
 
-from loadgen.client import CHAT
-from loadgen.parts import Engine
-from loadgen.stack import Stack
-from tests.e2e.agents import WORD, chat, until
+from loadgen.demo.agents import CHAT
+from loadgen.stack.parts import Engine
+from loadgen.stack.stack import Stack
+from tests.support.agents import WORD, chat, until
 
 
 def explained(stack: Stack, body: bytes) -> Mapping[str, Mapping[str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from loadgen.trace import Fact, Runs, Trace, TraceRequest
+from loadgen.workloads.trace import Fact, Runs, Trace, TraceRequest
 
 SIZE = 16
 SYSTEM = 1024  # tokens

@@ -1,4 +1,4 @@
-"""Give the tiny tokenizer of loadgen/model random weights that a real vLLM can serve. Runs in vLLM's environment.
+"""Give the tokenizer of loadgen/engine/model random weights that a real vLLM can serve. Runs in vLLM's environment.
 
     python make_model.py DIRECTORY
 
@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import save_file
 from tokenizers import Tokenizer
 
-SOURCE = Path(__file__).resolve().parents[2] / "loadgen" / "model"
+SOURCE = Path(__file__).resolve().parents[2] / "loadgen" / "engine" / "model"
 BIAS = 8.0  # component 0 of every embedding
 UNREACHABLE = -60.0
 END_OF_TURN = "<|im_end|>"

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 import aiohttp
 import pytest
 
-from extproc.vocabulary import Vocabulary
-from loadgen import workload
-from loadgen.envoy_config import HOST, EnvoySettings, render
-from loadgen.parts import envoy_program, get, redis_server
-from loadgen.processes import Child, free_port, listens
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from loadgen.demo import sessions as workload
+from loadgen.stack.envoy_config import HOST, EnvoySettings, render
+from loadgen.stack.parts import envoy_program, get, redis_server
+from loadgen.stack.processes import Child, free_port, listens
 
 VENV = os.environ.get("SMETRIC_VLLM")
 pytestmark = [

@@ -10,8 +10,8 @@ instance as one request; `held_up` 0 is Dynamo; both 0 and a `decode` is a linea
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 BYTES = 4.0  # of a token in the simulation
 POSITION = 8_600 * BYTES  # where attention costs as much as the rest of a token: 47.9 us / 5.54 ns

@@ -7,8 +7,8 @@ below 0 the ratio holds.
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, in_turn
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, in_turn
 
 
 def choose(

@@ -8,8 +8,8 @@ than what the least loaded instance would have to compute anew. A candidate that
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View, *, patience: float = 1.0, hit_ratio: float = 0.5) -> Verdict:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from extproc.config.checks.parts import OVERRIDE_POLICY as POLICY
-from extproc.config.checks.parts import Pools, filters, override_host
-from extproc.config.messages import (
+from extproc.base.model import Role
+from extproc.config.checks.shared import OVERRIDE_POLICY as POLICY
+from extproc.config.checks.shared import Pools, filters, override_host
+from extproc.config.envoy_types import (
     CircuitBreakersThresholds,
     Cluster,
     HttpProtocolOptions,
@@ -16,10 +17,9 @@ from extproc.config.messages import (
     read,
 )
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import suggest
 from extproc.config.topology import Topology
-from extproc.model import Role
-from extproc.routing import DESTINATION, NAMESPACE
+from extproc.processor.destination import DESTINATION, NAMESPACE
+from extproc.routing.route import suggest
 
 UPSTREAM: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 

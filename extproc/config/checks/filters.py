@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from extproc.config.checks.parts import Pools, filters, matches, override_host, pools_behind
+from extproc.config.checks.shared import Pools, filters, matches, override_host, pools_behind
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import CLUSTER
 from extproc.config.topology import Topology
-from extproc.routing import DESTINATION, EXPLANATION, NAMESPACE
+from extproc.processor.destination import DESTINATION, EXPLANATION, NAMESPACE
+from extproc.routing.route import CLUSTER
 
 
 def exists(topology: Topology, pools: Pools) -> Iterator[Problem]:

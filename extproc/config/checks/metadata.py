@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
 
-from extproc.config.checks.parts import Pools
+from extproc.base.errors import ConfigError
+from extproc.base.model import Source
+from extproc.config.checks.shared import Pools
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import suggest
 from extproc.config.settings import Endpoint, PoolSettings, instances
 from extproc.config.topology import SMETRIC, Topology
-from extproc.errors import ConfigError
-from extproc.model import Source
-from extproc.prompt import Renderer
-from extproc.vocabulary import Vocabulary
+from extproc.prompts.renderer import Renderer
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.routing.route import suggest
 
 _METADATA = ("metadata", "filter_metadata", SMETRIC)
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from extproc.config.checks.parts import Pools
-from extproc.config.messages import ProcessingMode
-from extproc.config.messages import ProcessingModeBodySendMode as Body
+from extproc.config.checks.shared import Pools
+from extproc.config.envoy_types import ProcessingMode
+from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import RouteEntry, Topology
-from extproc.responses import PATH
-from extproc.routing import POOL
+from extproc.processor.destination import POOL
+from extproc.requests.responses import PATH
 
 _PATHS = ("path", "prefix", "path_separated_prefix")
 

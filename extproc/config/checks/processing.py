@@ -7,17 +7,16 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from extproc.base.errors import ConfigError
+from extproc.base.model import Disaggregation
 from extproc.config.checks.models import for_responses
-from extproc.config.checks.parts import Pools, filters, modes, overrides, shown
-from extproc.config.messages import ProcessingModeBodySendMode as Body
-from extproc.config.messages import ProcessingModeHeaderSendMode as Headers
+from extproc.config.checks.shared import Pools, filters, modes, overrides, shown
+from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
+from extproc.config.envoy_types import ProcessingModeHeaderSendMode as Headers
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import route_settings
-from extproc.config.settings import RouteSettings
 from extproc.config.topology import Chain, Topology
-from extproc.disaggregation import budget_ms
-from extproc.errors import ConfigError
-from extproc.model import Disaggregation
+from extproc.routing.disaggregation import budget_ms
+from extproc.routing.route import RouteSettings, route_settings
 
 DEFAULT_TIMEOUT = timedelta(milliseconds=200)  # Envoy's
 TIMEOUTS = (timedelta(milliseconds=250), timedelta(seconds=10))

@@ -6,12 +6,14 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
-from extproc.config.checks.commands import commands
-from extproc.config.checks.parts import Pools, shown
-from extproc.config.messages import RouteAction
+from extproc.base.errors import ConfigError
+from extproc.config.checks.shared import Pools, shown
+from extproc.config.checks.substitutions import commands
+from extproc.config.envoy_types import RouteAction
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
-from extproc.config.route import (
+from extproc.config.topology import Header, Topology
+from extproc.routing.route import (
     CLUSTER,
     DISAGGREGATION,
     MAX_LOAD,
@@ -19,6 +21,7 @@ from extproc.config.route import (
     PREFILL_TIMEOUT,
     PREFIX,
     SHADOW,
+    cluster_names,
     known_mode,
     known_option,
     known_policies,
@@ -27,9 +30,6 @@ from extproc.config.route import (
     prefill_timeout,
     suggest,
 )
-from extproc.config.settings import cluster_names
-from extproc.config.topology import Header, Topology
-from extproc.errors import ConfigError
 
 REPLY = timedelta(minutes=5)  # a long reply, streamed
 DEFAULT_TIMEOUT = timedelta(seconds=15)  # Envoy's

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Final
 
-from extproc.config.messages import (
+from extproc.config.envoy_types import (
     Cluster,
     ExternalProcessor,
     ExtProcOverrides,

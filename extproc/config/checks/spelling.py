@@ -9,8 +9,8 @@ import difflib
 from collections.abc import Iterator
 from typing import Final
 
-from extproc.config.checks.parts import OVERRIDE_HOST, OVERRIDE_POLICY, Pools
-from extproc.config.messages import ExternalProcessor, ExtProcPerRoute, OverrideHost, unknown_fields
+from extproc.config.checks.shared import OVERRIDE_HOST, OVERRIDE_POLICY, Pools
+from extproc.config.envoy_types import ExternalProcessor, ExtProcPerRoute, OverrideHost, unknown_fields
 from extproc.config.nodes import Node, snake_case
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import EXT_PROC, FILTER_CONFIG, HCM, Chain, Topology

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from extproc.errors import ExtProcError
+from extproc.base.errors import ExtProcError
 
 
 class Tier(StrEnum):

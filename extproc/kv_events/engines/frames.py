@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from extproc.engines import UnusableEvents
+from extproc.kv_events.engines import UnusableEvents
 
 END = -1  # the number of a replay's last frame
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import msgspec
 
-from extproc.engines import Batch, Event, Tier, UnusableEvents
+from extproc.kv_events.engines import Batch, Event, Tier, UnusableEvents
 
 # A step stores about as many tokens as it prefills. Eight MiB are 1.6 million tokens of five bytes, far above any
 # step; whatever is larger is not a batch, and decoding it would hold up the decisions that share the process.

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import msgspec
 
-from extproc.engines import Batch, Cleared, Event, Removed, Stored, fold
-from extproc.engines.msgpack import Hash, Hashes, Reader, tier
+from extproc.kv_events.engines import Batch, Cleared, Event, Removed, Stored, fold
+from extproc.kv_events.engines.msgpack import Hash, Hashes, Reader, tier
 
 _Tokens = list[int | tuple[int, int]]
 

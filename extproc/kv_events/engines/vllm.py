@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 import msgspec
 
-from extproc.engines import Batch, Cleared, Event, Removed, Stored, fold
-from extproc.engines.msgpack import MAX_BLOCKS, Hash, Hashes, Reader, tier
+from extproc.kv_events.engines import Batch, Cleared, Event, Removed, Stored, fold
+from extproc.kv_events.engines.msgpack import MAX_BLOCKS, Hash, Hashes, Reader, tier
 
 _ExtraKeys = Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_BLOCKS)]
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from extproc.errors import ConfigError
+from extproc.base.errors import ConfigError
 
 Json = dict[str, Any]
 

@@ -20,10 +20,10 @@ from typing import Any
 from tokenizers import AddedToken as LibraryToken
 from tokenizers import Tokenizer
 
-from extproc import unicode_forms
-from extproc.errors import ConfigError
-from extproc.tokenizer_files import AddedToken, Family, TokenizerFiles
-from extproc.vocabulary import SPACE, Vocabulary, added_bytes
+from extproc.base.errors import ConfigError
+from extproc.prompts.tokenizer import unicode_forms
+from extproc.prompts.tokenizer.files import AddedToken, Family, TokenizerFiles
+from extproc.prompts.tokenizer.vocabulary import SPACE, Vocabulary, added_bytes
 
 Step = Callable[[str], str]
 

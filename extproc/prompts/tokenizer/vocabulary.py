@@ -11,8 +11,8 @@ from base64 import b64decode
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from extproc.errors import ConfigError, UnknownToken
-from extproc.tokenizer_files import Family, TokenizerFiles
+from extproc.base.errors import ConfigError, UnknownToken
+from extproc.prompts.tokenizer.files import Family, TokenizerFiles
 
 SPACE = "▁"  # how SentencePiece writes a space
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from extproc.model import Reason
+from extproc.base.model import Reason
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ sessions share a long prompt: the first instance that holds it attracts them all
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View, *, weight: float = 0.7) -> Verdict:

@@ -8,8 +8,8 @@ requests that only generate, and an instance full of them looks idle.
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View) -> Verdict:

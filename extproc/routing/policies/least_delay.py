@@ -18,8 +18,8 @@ Loses where `refetch` promises a tier that is not there, or that is too small: s
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View, *, refetch: float = 1.0) -> Verdict:

@@ -6,8 +6,8 @@ Loses whenever prompts repeat: a session's follow-ups scatter, and each instance
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View) -> Verdict:

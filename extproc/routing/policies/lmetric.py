@@ -11,8 +11,8 @@ Loses where loads are small with `idle` 0, and piles up sessions that share a pr
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View, *, idle: float = 0.0) -> Verdict:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View
 
 
 def choose(view: View) -> Verdict:

@@ -14,8 +14,8 @@ from importlib import import_module
 from types import ModuleType
 from typing import Protocol
 
-import extproc.policies
-from extproc.policies import Verdict, View
+import extproc.routing.policies
+from extproc.routing.policies import Verdict, View
 
 
 class Policy(Protocol):
@@ -29,8 +29,8 @@ DEFAULT = "smetric"
 
 @cache
 def _modules() -> Mapping[str, ModuleType]:
-    names = sorted(module.name for module in pkgutil.iter_modules(extproc.policies.__path__))
-    found = ((name, import_module(f"extproc.policies.{name}")) for name in names)
+    names = sorted(module.name for module in pkgutil.iter_modules(extproc.routing.policies.__path__))
+    found = ((name, import_module(f"extproc.routing.policies.{name}")) for name in names)
     return {name.replace("_", "-"): module for name, module in found if hasattr(module, "choose")}
 
 

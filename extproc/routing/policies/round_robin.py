@@ -5,8 +5,8 @@ Loses whenever requests differ in size or share a prefix, which agents' requests
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View
 
 
 def choose(view: View) -> Verdict:

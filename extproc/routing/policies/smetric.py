@@ -16,8 +16,8 @@ when a first turn's load says little of its later turns (few, very long sessions
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, in_turn, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, in_turn, lowest
 
 
 def choose(view: View, *, overload: float = 2.0, overload_floor: float = 1.0, hit_ratio: float = 0.5) -> Verdict:

@@ -8,8 +8,8 @@ long sessions gather on one instance, and when the cache evicts: an evicted sess
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, lowest
 
 
 def choose(view: View) -> Verdict:

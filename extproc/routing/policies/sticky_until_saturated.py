@@ -9,8 +9,8 @@ first requests match 0.8 of it on the one instance that served it first, and pil
 
 from __future__ import annotations
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, in_turn, lowest
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, in_turn, lowest
 
 
 def choose(view: View, *, match: float = 0.8, saturation: float = 64.0) -> Verdict:

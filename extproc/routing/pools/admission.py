@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
 
-from extproc.model import Instance
+from extproc.base.model import Instance
 
 IP = IPv4Address | IPv6Address
 

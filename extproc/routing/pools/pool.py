@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
-from extproc import blocks
-from extproc.admission import Subset
-from extproc.agreement import Agreement
-from extproc.model import Instance, Role, Source
-from extproc.prompt import PromptRenderer
-from extproc.routed import Speculation
-from extproc.suspects import Suspects
+from extproc.base import blocks
+from extproc.base.model import Instance, Role, Source
+from extproc.index.routed_cache import Speculation
+from extproc.prompts.renderer import PromptRenderer
+from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.mismatch import Agreement
+from extproc.routing.pools.suspects import Suspects
 
 
 @dataclass(slots=True)

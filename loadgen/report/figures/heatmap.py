@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from loadgen.measures import imbalances
 from loadgen.report.figures.style import Drawn, where
 from loadgen.report.material import Group
+from loadgen.results.measures import imbalances
 
 NEEDS = "load heatmap: runs with rows over at least two minutes (simulate, replay)"
 _COLUMNS = 3

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from loadgen.measures import Quantiles
 from loadgen.report.figures.style import Drawn, Look, legend, looks, panels, plain_rows, rows_of, seeds, where
 from loadgen.report.material import Case, Group, Trail
+from loadgen.results.measures import Quantiles
 
 NEEDS = "imbalance: rows that tell the instance, over at least a minute"
 _POINTS = ("p50", "p75", "p90", "p99")

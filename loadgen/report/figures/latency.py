@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
-from loadgen.measures import Measures, Quantiles
 from loadgen.report.figures.style import Drawn, legend, looks, panels, where
 from loadgen.report.material import Case, Group, Trail
+from loadgen.results.measures import Measures, Quantiles
 
 NEEDS = "latency: requests that were answered"
 _SHARES = {"p50": 0.5, "p75": 0.25, "p90": 0.1, "p95": 0.05, "p99": 0.01}  # of values above

@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from loadgen.intervals import Interval
-from loadgen.peaks import more
 from loadgen.report.figures.style import Drawn, Look, error, legend, looks, panels, rate_axis, ticks, where
 from loadgen.report.material import Group, margin, tps
+from loadgen.results.intervals import Interval
+from loadgen.simulation.sweeps.peaks import more
 
 NEEDS = "margins: two policies over the same seeds and rates"
 

@@ -9,12 +9,12 @@ from collections.abc import Iterator, Mapping
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from extproc.policies import registry
-from loadgen.intervals import mean_ci
-from loadgen.measures import Measures
-from loadgen.peaks import Value
+from extproc.routing.policies import registry
 from loadgen.report.figures.style import GLOBAL, LOCAL, Drawn, error, panels, provision, rate_words
 from loadgen.report.material import Group, Point, tps
+from loadgen.results.intervals import mean_ci
+from loadgen.results.measures import Measures
+from loadgen.simulation.sweeps.peaks import Value
 
 NEEDS = "sensitivity: simulations of a policy with at least two values of an option (sweep --policy smetric:overload=1)"
 _INFINITE = 1e6  # an option from here on is shown as infinite: JSON has no infinity

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from matplotlib.ticker import PercentFormatter
 
-from loadgen.intervals import Interval
 from loadgen.report.figures.style import Drawn, error, legend, looks, panels, rows_of, seeds, where
 from loadgen.report.material import Group
+from loadgen.results.intervals import Interval
 
 NEEDS = "stickiness: rows of follow-ups that tell the instance"
 

@@ -11,8 +11,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from loadgen.intervals import Interval
 from loadgen.report.material import Case, Group
+from loadgen.results.intervals import Interval
 
 RC: dict[Any, Any] = {
     "axes.axisbelow": True,

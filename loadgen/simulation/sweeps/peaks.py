@@ -10,9 +10,9 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 
-from loadgen.intervals import Interval, mean_ci, paired
-from loadgen.measures import Measures, load_measures
-from loadgen.sweep import Result, label
+from loadgen.results.intervals import Interval, mean_ci, paired
+from loadgen.results.measures import Measures, load_measures
+from loadgen.simulation.sweeps.sweep import Result, label
 
 Value = Callable[[Measures], float]
 Setting = tuple[tuple[str, str], ...]  # what varies in a sweep beside policy, rate and seed: (field, value)

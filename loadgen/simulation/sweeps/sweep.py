@@ -20,11 +20,11 @@ from typing import Any
 import msgspec
 
 from loadgen import simulation
-from loadgen.measures import load_measures, measure
-from loadgen.records import RunWriter
-from loadgen.scenario import Scenario
-from loadgen.trace import Trace
-from loadgen.workers import Failed, spread
+from loadgen.results.measures import load_measures, measure
+from loadgen.results.records import RunWriter
+from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.sweeps.workers import Failed, spread
+from loadgen.workloads.trace import Trace
 
 FILE = "sweep.jsonl"
 _DEFAULT = Scenario()

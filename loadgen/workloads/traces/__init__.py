@@ -13,10 +13,10 @@ from typing import Protocol
 
 import msgspec
 
-from loadgen.trace import Trace
-from loadgen.traces import aiperf, azure, bailian, claude_code, mooncake, superset, tracelab
-from loadgen.traces.lines import TraceError, decode, first
-from loadgen.traces.recording import Recording, checked
+from loadgen.workloads.trace import Trace
+from loadgen.workloads.traces import aiperf, azure, bailian, claude_code, mooncake, superset, tracelab
+from loadgen.workloads.traces.lines import TraceError, decode, first
+from loadgen.workloads.traces.recording import Recording, checked
 
 __all__ = ["FORMATS", "TraceError", "load"]
 

@@ -16,10 +16,10 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.trace import Fact, TraceRequest, cut, joined, length
-from loadgen.traces import nominal
-from loadgen.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
-from loadgen.traces.recording import Fields, Place, Recording
+from loadgen.workloads.trace import Fact, TraceRequest, cut, joined, length
+from loadgen.workloads.traces import nominal
+from loadgen.workloads.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
+from loadgen.workloads.traces.recording import Fields, Place, Recording
 
 NAME = "aiperf"
 TITLE = "multi-turn Mooncake JSONL (NVIDIA aiperf)"

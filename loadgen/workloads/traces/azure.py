@@ -11,9 +11,9 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from reprlib import repr as shortened
 
-from loadgen.trace import Fact, TraceRequest
-from loadgen.traces.lines import MOST_TOKENS, TraceError, lines, since_epoch, title
-from loadgen.traces.recording import Fields, Place, Recording
+from loadgen.workloads.trace import Fact, TraceRequest
+from loadgen.workloads.traces.lines import MOST_TOKENS, TraceError, lines, since_epoch, title
+from loadgen.workloads.traces.recording import Fields, Place, Recording
 
 NAME = "azure"
 TITLE = "Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens)"

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.trace import Fact, TraceRequest, joined
-from loadgen.traces.lines import Count, Length, Name, Seconds, TraceError, decode, lines, title
-from loadgen.traces.recording import Fields, Place, Recording
+from loadgen.workloads.trace import Fact, TraceRequest, joined
+from loadgen.workloads.traces.lines import Count, Length, Name, Seconds, TraceError, decode, lines, title
+from loadgen.workloads.traces.recording import Fields, Place, Recording
 
 NAME = "bailian"
 TITLE = "Bailian JSONL"

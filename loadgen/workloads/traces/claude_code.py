@@ -19,10 +19,10 @@ from typing import Annotated, Literal
 
 import msgspec
 
-from loadgen.trace import Fact, Runs, TraceRequest, Trigger, common, joined, length
-from loadgen.traces import nominal
-from loadgen.traces.lines import Count, Length, Seconds, TraceError, decode, lines, named, title
-from loadgen.traces.recording import Fields, Place, Recording
+from loadgen.workloads.trace import Fact, Runs, TraceRequest, Trigger, common, joined, length
+from loadgen.workloads.traces import nominal
+from loadgen.workloads.traces.lines import Count, Length, Seconds, TraceError, decode, lines, named, title
+from loadgen.workloads.traces.recording import Fields, Place, Recording
 
 NAME = "claude-code"
 TITLE = "Claude Code sessions (kv-cache-tester), original or compacted"

@@ -6,7 +6,7 @@ reply: 84 tokens 3.8 s, 141 4.9 s, 275 7.3 s, 530 12 s, 1042 20 s, 2300 41 s; th
 
 from __future__ import annotations
 
-from loadgen.trace import TraceRequest
+from loadgen.workloads.trace import TraceRequest
 
 BASE_S = 2.3
 TOKEN_S = 0.0175

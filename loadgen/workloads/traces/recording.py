@@ -13,8 +13,8 @@ from pathlib import Path
 from reprlib import repr as shortened
 from typing import NamedTuple
 
-from loadgen.trace import Dense, Fact, Trace, TraceRequest
-from loadgen.traces.lines import MOST_TOKENS, TraceError
+from loadgen.workloads.trace import Dense, Fact, Trace, TraceRequest
+from loadgen.workloads.traces.lines import MOST_TOKENS, TraceError
 
 # Ten years: language models have not been served for longer. A Unix time among times since the beginning is off by
 # fifty, the year 1 or 9999 by more. Gaps and durations are no longer either.

@@ -15,9 +15,9 @@ from typing import IO, Annotated
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
-from loadgen.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
-from loadgen.traces.recording import Fields, Place, Recording
+from loadgen.workloads.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
+from loadgen.workloads.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
+from loadgen.workloads.traces.recording import Fields, Place, Recording
 
 NAME = "superset"
 TITLE = "our superset JSONL"

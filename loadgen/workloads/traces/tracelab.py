@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from loadgen.trace import Fact, TraceRequest, Trigger
-from loadgen.traces.lines import Count, Length, TraceError, decode, lines, since_epoch, title
-from loadgen.traces.recording import Fields, Place, Recording
+from loadgen.workloads.trace import Fact, TraceRequest, Trigger
+from loadgen.workloads.traces.lines import Count, Length, TraceError, decode, lines, since_epoch, title
+from loadgen.workloads.traces.recording import Fields, Place, Recording
 
 NAME = "tracelab"
 TITLE = "TraceLab rounds, JSONL"

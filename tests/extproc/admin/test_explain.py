@@ -11,19 +11,19 @@ from typing import Any
 
 import pytest
 
-from extproc.app import Address
-from extproc.config import RouteSettings
-from extproc.errors import ConfigError
-from extproc.explain import Explainer
+from extproc.admin.explain import Explainer
+from extproc.app.node import Address
+from extproc.base.errors import ConfigError
+from extproc.base.model import Instance
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.model import Instance
-from extproc.pools import Pool
-from extproc.prompt import PlainRenderer
-from extproc.query import Ask
-from extproc.router import Router
-from tests import envoy_yaml
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import Ask
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Router
+from tests.support import envoy_yaml
 
 SECRET = "the launch code is 0000"  # stands for whatever people write to a model
 ROUTE = RouteSettings("pool", "smetric", {"overload": 2.0, "overload_floor": 1.0, "hit_ratio": 0.5})

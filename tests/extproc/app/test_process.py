@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parent.parent
+from tests.support.paths import ROOT
+
 SERVE = ("serve", "--envoy-yaml", str(ROOT / "envoy" / "envoy.yaml"))
 ANYWHERE = ("--health", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
 # Python runs this before anything else: a resolver that takes longer than any test.

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
-from extproc import blocks
+from extproc.base import blocks
 
 SIZES = st.integers(1, 9)
 NAMES = st.text(max_size=4)

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from extproc import cli, supervisor
-from extproc.app import Address, Options
+from extproc import cli
+from extproc.app import workers
+from extproc.app.node import Address, Options
 from extproc.cli import main
+from tests.support.paths import ROOT
 
-SHIPPED = Path(__file__).parent.parent / "envoy" / "envoy.yaml"
+SHIPPED = ROOT / "envoy" / "envoy.yaml"
 
 
 def test_check_explains_a_good_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -111,8 +113,8 @@ def test_workers_are_told_all_that_concerns_a_stream() -> None:
         tls_key=Path("key.pem"),
         conformance=True,
     )
-    told = cli._parser().parse_args(supervisor._worker(options, 1)[3:])
+    told = cli._parser().parse_args(workers._worker(options, 1)[3:])
     assert (told.tls_cert, told.tls_key, told.tls_self_signed) == (options.tls_cert, options.tls_key, False)
     assert told.conformance
-    told = cli._parser().parse_args(supervisor._worker(replace(options, tls_cert=None, tls_key=None), 1)[3:])
+    told = cli._parser().parse_args(workers._worker(replace(options, tls_cert=None, tls_key=None), 1)[3:])
     assert (told.tls_cert, told.tls_key) == (None, None)

@@ -10,7 +10,7 @@ import pytest
 
 from extproc import config
 from extproc.config import Severity
-from tests.envoy_yaml import DELETE, Yaml, change, clean, cluster, ext_proc, inspect, listener, manager, path_of
+from tests.support.envoy_yaml import DELETE, Yaml, change, clean, cluster, ext_proc, inspect, listener, manager, path_of
 
 E, W = Severity.ERROR, Severity.WARNING
 SMETRIC = "metadata.filter_metadata.smetric"
@@ -417,7 +417,9 @@ def test_a_place_is_a_line_that_an_editor_can_jump_to(tmp_path: Path) -> None:
     """The line in a place is the one of the wrong key, in a file that was written by hand."""
     lines = Path("envoy/envoy.yaml").read_text("utf-8").replace("source: events", "source: event").splitlines()
     path = tmp_path / "hand.yaml"
-    path.write_text("\n".join(lines).replace("../loadgen/model", str(Path("loadgen/model").resolve())), "utf-8")
+    path.write_text(
+        "\n".join(lines).replace("../loadgen/engine/model", str(Path("loadgen/engine/model").resolve())), "utf-8"
+    )
     (problem,) = config.inspect(path).problems
     line = int(problem.place.removeprefix(f"{path}:").split()[0])
     assert lines[line - 1].strip() == "source: event"

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc import config
-from extproc.config import Discovery, DnsFamily, Endpoint, Report, RouteSettings
+from extproc.base.errors import ConfigError
+from extproc.base.model import Engine, Role, Source
+from extproc.config import Discovery, DnsFamily, Endpoint, Report
 from extproc.config.nodes import Malformed, parse
-from extproc.errors import ConfigError
-from extproc.model import Engine, Role, Source
-from extproc.policies import registry
-from tests.envoy_yaml import DELETE, ROOT, SHIPPED, Yaml, change, clean, cluster, ext_proc, inspect, manager
+from extproc.routing.policies import registry
+from extproc.routing.route import RouteSettings
+from tests.support.envoy_yaml import DELETE, ROOT, SHIPPED, Yaml, change, clean, cluster, ext_proc, inspect, manager
 
 PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 
@@ -62,7 +63,7 @@ def test_the_shipped_configuration_means_what_its_comments_say() -> None:
     )
     assert (pool.discovery, pool.dns_family, pool.dns_refresh_s) == (Discovery.STRICT_DNS, DnsFamily.V4_ONLY, 5.0)
     assert (pool.source, pool.prompt_block_bytes, pool.models) == (Source.EVENTS, 256, frozenset())
-    assert pool.model_dir == (ROOT / "loadgen" / "model").resolve()
+    assert pool.model_dir == (ROOT / "loadgen" / "engine" / "model").resolve()
     events, replay = "tcp://{address}:5557", "tcp://{address}:5558"
     assert pool.endpoints == tuple(Endpoint(f"engine-{n}", 8000, events, replay, Role.BOTH, 1) for n in range(4))
 
@@ -125,9 +126,9 @@ def test_a_relative_model_dir_starts_at_the_yaml(tmp_path: Path) -> None:
     """Where the process was started from does not matter."""
     yaml = clean()
     (tmp_path / "models").mkdir()
-    (tmp_path / "models" / "tiny").symlink_to(ROOT / "loadgen" / "model")
+    (tmp_path / "models" / "tiny").symlink_to(ROOT / "loadgen" / "engine" / "model")
     change(cluster(yaml, "engines"), "metadata.filter_metadata.smetric.model_dir", "models/tiny")
-    assert read(yaml, tmp_path).pools["engines"].model_dir == (ROOT / "loadgen" / "model").resolve()
+    assert read(yaml, tmp_path).pools["engines"].model_dir == (ROOT / "loadgen" / "engine" / "model").resolve()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from extproc import config
 from extproc.config import Problem, Severity
-from tests.envoy_yaml import Yaml, clean, cluster, ext_proc, inspect, manager, path_of, write
+from tests.support.envoy_yaml import Yaml, clean, cluster, ext_proc, inspect, manager, path_of, write
 
 FILTER = "envoy.filters.http.ext_proc"
 Change = Callable[[Yaml], None]

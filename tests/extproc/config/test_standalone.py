@@ -11,7 +11,7 @@ import pytest
 
 from extproc import config
 from extproc.config import Discovery, Severity
-from tests.envoy_yaml import Yaml, change, clean, inspect, path_of
+from tests.support.envoy_yaml import Yaml, change, clean, inspect, path_of
 
 DEFAULTS = "node.metadata.smetric"
 

@@ -9,7 +9,7 @@ import pytest
 
 from extproc.index import Index
 from extproc.index.open import open_index
-from tests.redis_server import BINARIES, redis_cluster, redis_server
+from tests.support.redis_server import BINARIES, redis_cluster, redis_server
 
 BACKENDS = ["memory", *BINARIES, "redis-cluster"]
 

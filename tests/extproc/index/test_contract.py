@@ -12,9 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from extproc.base.model import EventReport, Knowledge
 from extproc.index import MAX_ADAPTERS, Change, Index
 from extproc.index.memory import SHARDS
-from extproc.model import EventReport, Knowledge
 
 CHAIN = tuple(xxh3_64_intdigest(b"%d" % i) for i in range(1600))
 

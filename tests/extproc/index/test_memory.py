@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import random
 
+from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index.memory import MAX_RESPONSES, SHARDS, Holders, MemoryIndex
-from extproc.model import EventReport, Knowledge
 
 _random = random.Random(1)
 CHAIN = tuple(_random.getrandbits(64) for _ in range(1000))

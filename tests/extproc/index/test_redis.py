@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from extproc.errors import ConfigError, IndexLost, IndexUnavailable
+from extproc.base.errors import ConfigError, IndexLost, IndexUnavailable
+from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index import redis as module
 from extproc.index.open import open_index
 from extproc.index.redis import RedisIndex
-from extproc.model import EventReport, Knowledge
-from extproc.redis_link import Client, Script
-from tests.redis_server import RedisServer
+from extproc.shared_state.link import Client, Script
+from tests.support.redis_server import RedisServer
 
 CHAIN = tuple(range(1000, 2600))
 EXACT = EventReport(Knowledge.EXACT, 1, 0.0)

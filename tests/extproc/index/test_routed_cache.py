@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from extproc.index import Change
 from extproc.index.memory import Holders
-from extproc.routed import RoutedCache, Speculation
+from extproc.index.routed_cache import RoutedCache, Speculation
 
 A = [1, 2, 3, 4]
 B = [1, 2, 5, 6]

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from extproc import config, discovery
+from extproc import config
+from extproc.base.model import Instance
 from extproc.config import DnsFamily, Endpoint, PoolSettings, Settings
-from extproc.discovery import Address, Discovery
-from extproc.model import Instance
+from extproc.instances import discovery
+from extproc.instances.discovery import Address, Discovery
 
 ASSIGNMENT = "type.googleapis.com/envoy.config.endpoint.v3.ClusterLoadAssignment"
 REFRESH_S = 0.01
@@ -126,7 +127,7 @@ async def test_changes_are_told_and_turns_of_the_answer_are_not() -> None:
 async def test_a_resolver_that_fails_changes_nothing_and_is_reported_once(caplog: pytest.LogCaptureFixture) -> None:
     """SERVFAIL and timeouts keep the last known addresses, as Envoy does, until the resolver answers again."""
     resolver, watcher = Resolver(a=["10.0.0.1"], b=["10.0.1.1"]), Watcher()
-    with caplog.at_level(logging.INFO, "extproc.discovery"):
+    with caplog.at_level(logging.INFO, "extproc.instances.discovery"):
         async with following(settings(dns_pool("a", "b")), watcher, resolver):
             resolver.answers["a"] = OSError("SERVFAIL")
             await resolver.two_rounds()
@@ -314,7 +315,7 @@ def test_the_settings_say_which_eds_file(tmp_path: Path) -> None:
     shipped = yaml.safe_load(Path("envoy/envoy.yaml").read_text("utf-8"))
     engines = shipped["static_resources"]["clusters"][0]
     engines |= {"type": "EDS", "load_assignment": None}
-    engines["metadata"]["filter_metadata"]["smetric"]["model_dir"] = str(Path("loadgen/model").resolve())
+    engines["metadata"]["filter_metadata"]["smetric"]["model_dir"] = str(Path("loadgen/engine/model").resolve())
     for source in ({"path_config_source": {"path": "eds.yaml"}}, {"path": "eds.yaml"}):
         engines["eds_cluster_config"] = {"service_name": "svc", "eds_config": source}
         engines["metadata"]["filter_metadata"]["smetric"]["source"] = "routed"

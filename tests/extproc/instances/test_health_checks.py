@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 from aiohttp import web
 
+from extproc.base.model import Instance
 from extproc.config import HealthCheck
-from extproc.health import Health, Result
-from extproc.healthcheck import HealthChecker
-from extproc.model import Instance
-from extproc.pools import Pool
-from extproc.prompt import PlainRenderer
-from tests.envoy_yaml import change, clean, cluster, inspect
+from extproc.instances.health_checks import HealthChecker
+from extproc.instances.health_rules import Health, Result
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.pool import Pool
+from tests.support.envoy_yaml import change, clean, cluster, inspect
 
 PASSED, REFUSED, SILENT = Result.PASSED, Result.REFUSED, Result.SILENT
 HOST = "10.0.0.1:8000"

@@ -6,11 +6,11 @@ import re
 
 import pytest
 
-from extproc import sequence
-from extproc.engines.frames import END
-from extproc.model import Knowledge
-from extproc.sequence import Action, Apply, Closed, Continuity, Forget, Input, Replay, State
-from tests import kv_recordings
+from extproc.base.model import Knowledge
+from extproc.kv_events import continuity as sequence
+from extproc.kv_events.continuity import Action, Apply, Closed, Continuity, Forget, Input, Replay, State
+from extproc.kv_events.engines.frames import END
+from tests.support import kv_recordings
 
 EXACT, RECOVERING, UNKNOWN = Knowledge.EXACT, Knowledge.RECOVERING, Knowledge.UNKNOWN
 

@@ -10,12 +10,12 @@ import msgspec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc.engines import Batch, Tier, vllm
-from extproc.errors import UnknownToken
-from extproc.feed import Feed
-from extproc.mirror import Mirror
-from extproc.model import Knowledge
-from tests.plain_cache import POOL, SIZE, PlainCache, Text
+from extproc.base.errors import UnknownToken
+from extproc.base.model import Knowledge
+from extproc.kv_events.engines import Batch, Tier, vllm
+from extproc.kv_events.feed import Feed
+from extproc.kv_events.mirror import Mirror
+from tests.support.plain_cache import POOL, SIZE, PlainCache, Text
 
 
 def stored(*blocks: int, parent: int | None = None, **more: Any) -> dict[str, Any]:

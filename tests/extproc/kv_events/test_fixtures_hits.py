@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from extproc import blocks
-from extproc.engines import vllm
-from extproc.feed import Feed
+from extproc.base import blocks
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
-from extproc.mirror import Mirror
-from extproc.vocabulary import Vocabulary
-from tests import kv_recordings
+from extproc.kv_events.engines import vllm
+from extproc.kv_events.feed import Feed
+from extproc.kv_events.mirror import Mirror
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from tests.support import kv_recordings
 
 SIZE = blocks.DEFAULT_SIZE
 ONE_BLOCK = SIZE  # bytes

@@ -13,17 +13,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc import blocks, events, metrics
-from extproc.errors import IndexLost, IndexUnavailable
-from extproc.events import Follower
+from extproc.base import blocks, metrics
+from extproc.base.errors import IndexLost, IndexUnavailable
+from extproc.base.model import EventReport, Instance, Knowledge
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
 from extproc.index.redis import RedisIndex
-from extproc.model import EventReport, Instance, Knowledge
-from extproc.vocabulary import Vocabulary
-from tests import kv_recordings
-from tests.kv_publisher import Publisher
-from tests.redis_server import RedisServer
+from extproc.kv_events import follower as events
+from extproc.kv_events.follower import Follower
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from tests.support import kv_recordings
+from tests.support.kv_publisher import Publisher
+from tests.support.redis_server import RedisServer
 
 POOL = "pool"
 NAME = "10.0.0.1:8000"
@@ -215,7 +216,7 @@ async def test_an_engine_that_never_answers_replays(
     follower: Follower, index: FailingIndex, publishers: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is followed all the same; what is known of it is a part, and says so."""
-    monkeypatch.setattr("extproc.sequence.REPLAY_TIMEOUT", 0.2)
+    monkeypatch.setattr("extproc.kv_events.continuity.REPLAY_TIMEOUT", 0.2)
     publisher = publishers(answers=False)
     publisher.publish(*RECORDED[:3])
     follower.follow([instance(publisher)])

@@ -8,14 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc import blocks, mirror, runs
-from extproc.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents, vllm
-from extproc.errors import UnknownToken
-from extproc.kv_groups import lookback
-from extproc.mirror import Mirror
-from extproc.vocabulary import Vocabulary
-from tests import kv_recordings
-from tests.plain_cache import POOL, SIZE, PlainCache, Text
+from extproc.base import blocks
+from extproc.base.errors import UnknownToken
+from extproc.kv_events import block_tree, mirror
+from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents, vllm
+from extproc.kv_events.groups import lookback
+from extproc.kv_events.mirror import Mirror
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from tests.support import kv_recordings
+from tests.support.plain_cache import POOL, SIZE, PlainCache, Text
 
 BLOCK = 2  # tokens of an engine block
 
@@ -134,9 +135,9 @@ def predecessors(cache: PlainCache, known: dict[int, int]) -> dict[int, int]:
 @pytest.fixture(autouse=True, scope="module")
 def short_runs() -> Iterator[None]:
     """Runs so short that prompts have several."""
-    length, runs.LENGTH = runs.LENGTH, 2
+    length, block_tree.LENGTH = block_tree.LENGTH, 2
     yield
-    runs.LENGTH = length
+    block_tree.LENGTH = length
 
 
 @settings(deadline=None)

@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.errors import NoInstance
-from extproc.exchange import CHUNK, Exchange, ProtocolViolation, State
-from extproc.messages import (
+from extproc.base.errors import NoInstance
+from extproc.base.model import Reason
+from extproc.processor.exchange import CHUNK, Exchange, ProtocolViolation, State
+from extproc.processor.messages import (
     BodyMode,
     Continue,
     Decide,
@@ -32,7 +33,6 @@ from extproc.messages import (
     Routing,
     Streamed,
 )
-from extproc.model import Reason
 
 HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}
 ROUTING = Routing(set_headers={"x": "1"}, metadata={"envoy.lb": {"x": "1"}})

@@ -12,17 +12,27 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from extproc import metrics
-from extproc.config import RouteSettings
+from extproc.base import metrics
+from extproc.base.model import Disaggregation, Instance, Role
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.messages import Answer, BodyMode, Continue, Event, Extend, Phase, RequestBody, RequestHeaders, Streamed
-from extproc.model import Disaggregation, Instance, Role
-from extproc.pools import Pool
-from extproc.prefill import MAX_ANSWER_BYTES, Prefiller
-from extproc.prompt import PlainRenderer
-from extproc.router import Router
-from extproc.server import Processor
+from extproc.processor.messages import (
+    Answer,
+    BodyMode,
+    Continue,
+    Event,
+    Extend,
+    Phase,
+    RequestBody,
+    RequestHeaders,
+    Streamed,
+)
+from extproc.processor.prefiller import MAX_ANSWER_BYTES, Prefiller
+from extproc.processor.server import Processor
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Router
 
 PATH = "/v1/chat/completions"
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}], "max_tokens": 50}).encode()

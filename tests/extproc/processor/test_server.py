@@ -16,16 +16,17 @@ from google.protobuf import json_format
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from prometheus_client import generate_latest
 
-from extproc import metrics, server
-from extproc.config import RouteSettings
+from extproc.base import metrics
+from extproc.base.model import Instance
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.model import Instance
-from extproc.pools import Pool
-from extproc.prefill import Prefiller
-from extproc.prompt import PlainRenderer
-from extproc.router import Router
-from extproc.server import OPTIONS, READINESS, Health, Processor
+from extproc.processor import server
+from extproc.processor.prefiller import Prefiller
+from extproc.processor.server import OPTIONS, READINESS, Health, Processor
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Router
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}]}).encode()
 

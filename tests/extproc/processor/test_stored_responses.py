@@ -7,15 +7,13 @@ from typing import Any
 
 import pytest
 
-from extproc import routing, wire
-from extproc.admission import Admission
-from extproc.config import RouteSettings
-from extproc.errors import IndexUnavailable
-from extproc.exchange import Exchange
+from extproc.base.errors import IndexUnavailable
+from extproc.base.model import Instance, Reason
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.messages import (
+from extproc.processor import destination, wire
+from extproc.processor.exchange import Exchange
+from extproc.processor.messages import (
     BodyMode,
     Continue,
     Phase,
@@ -28,12 +26,14 @@ from extproc.messages import (
     Seen,
     Streamed,
 )
-from extproc.model import Instance, Reason
-from extproc.pools import Pool
-from extproc.prompt import PlainRenderer
-from extproc.query import Ask, explicit_turn, pool_for
-from extproc.router import Router
-from tests.test_server import Served, answered, ask, body, headers, message
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.admission import Admission
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import Ask, explicit_turn, pool_for
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Router
+from tests.extproc.processor.test_server import Served, answered, ask, body, headers, message
 
 RESPONSES = "/v1/responses"
 ROUTE = RouteSettings("pool", "smetric", {})
@@ -207,6 +207,6 @@ def test_a_chosen_pool_is_told() -> None:
     loads, pool = Loads(), Pool("b", PlainRenderer(), instances=[Instance("10.0.0.1:8000")])
     router = Router(MemoryIndex(), loads)
     choice = router.decide(pool, ROUTE, router.query(pool, Ask()), {}, Admission(), now=0.0).choice
-    told = routing.to(choice, 0.0, pool="b")
+    told = destination.to(choice, 0.0, pool="b")
     assert (told.set_headers["x-smetric-pool"], told.metadata["smetric"]["pool"], told.new_route) == ("b", "b", True)
-    assert not routing.to(choice, 0.0).new_route
+    assert not destination.to(choice, 0.0).new_route

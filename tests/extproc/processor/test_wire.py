@@ -6,8 +6,8 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from google.protobuf import json_format
 
-from extproc import wire
-from extproc.messages import (
+from extproc.processor import wire
+from extproc.processor.messages import (
     BodyMode,
     Continue,
     Extend,

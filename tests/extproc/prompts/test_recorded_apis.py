@@ -16,26 +16,26 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from extproc import anthropic, openai, responses
-from extproc.errors import RenderError, UnreadableBody
-from extproc.marks import Marks
-from extproc.model import Prompt, Request
-from extproc.prompt import PlainRenderer, Renderer
-from extproc.responses import HEAD_BYTES, IdReader
-from extproc.vocabulary import Vocabulary
+from extproc.base.errors import RenderError, UnreadableBody
+from extproc.base.model import Prompt, Request
+from extproc.prompts.renderer import PlainRenderer, Renderer
+from extproc.prompts.reply_marks import Marks
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.requests import anthropic, apis, responses
+from extproc.requests.responses import HEAD_BYTES, IdReader
+from tests.support.paths import TESTS
 
 CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/responses"
 MESSAGES, COUNT = "/v1/messages", "/v1/messages/count_tokens"
-HERE = Path(__file__).parent
-MODEL = HERE / "fixtures" / "model"
-RECORDINGS = sorted((HERE / "fixtures").glob("*/*.jsonl.gz"))
+MODEL = TESTS / "fixtures" / "model"
+RECORDINGS = sorted((TESTS / "fixtures").glob("*/*.jsonl.gz"))
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @cache
 def renderer(template: str | None = None) -> Renderer:
     """The fixtures' model, with its own template or one of tests/templates."""
-    return Renderer.load(MODEL) if template is None else with_template((HERE / "templates" / template).read_text())
+    return Renderer.load(MODEL) if template is None else with_template((TESTS / "templates" / template).read_text())
 
 
 def with_template(source: str, *, adds_bos: bool = False) -> Renderer:
@@ -63,7 +63,7 @@ def with_template(source: str, *, adds_bos: bool = False) -> Renderer:
 
 
 def parse(path: str, **body: Any) -> Request:
-    return openai.parse(path, json.dumps({"model": "tiny", **body}).encode())
+    return apis.parse(path, json.dumps({"model": "tiny", **body}).encode())
 
 
 def render(path: str, *, by: Renderer | None = None, **body: Any) -> Prompt:
@@ -99,7 +99,7 @@ def test_recorded_prompts_render_to_the_engines_bytes(path: str, count: int) -> 
         if not ids:
             continue
         longest = max(ids, key=len) if isinstance(ids[0], list) else ids
-        prompt = renderer().render(openai.parse(path, json.dumps(line["body"]).encode()))
+        prompt = renderer().render(apis.parse(path, json.dumps(line["body"]).encode()))
         assert prompt.data == vocabulary.decode(longest), line.get("note")
         assert 0 <= prompt.history <= prompt.matchable == len(prompt.data)
         seen += 1
@@ -111,13 +111,13 @@ def test_odd_requests_render_as_vllm_renders_them(style: str) -> None:
     """130 random requests of all APIs, recorded from vLLM 0.32's own renderer, with thinking, late system messages,
     changed tools, namespaces, partial replies, and a tokenizer that adds a BOS: bytes agree."""
     name, _, adds_bos = style.partition("-")
-    by = with_template((HERE / "templates" / f"{name}.jinja").read_text(), adds_bos=bool(adds_bos))
+    by = with_template((TESTS / "templates" / f"{name}.jinja").read_text(), adds_bos=bool(adds_bos))
     vocabulary = Vocabulary.load(MODEL)
-    with gzip.open(HERE / "templates" / "vllm-0.32.0-apis.jsonl.gz", "rt", encoding="utf-8") as file:
+    with gzip.open(TESTS / "templates" / "vllm-0.32.0-apis.jsonl.gz", "rt", encoding="utf-8") as file:
         lines = [line for line in map(json.loads, file) if line["template"] == style]
     assert len(lines) == 130
     for line in lines:
-        prompt = by.render(openai.parse(line["path"], json.dumps(line["body"]).encode()))
+        prompt = by.render(apis.parse(line["path"], json.dumps(line["body"]).encode()))
         assert prompt.data == vocabulary.decode(line["token_ids"]), line["body"]
 
 
@@ -126,7 +126,7 @@ def test_turns_and_history_of_recorded_sessions(path: str) -> None:
     """A session's turn is its number of replies, and its history ends behind the last one."""
     marks = Marks(b"<|im_start|>assistant", b"", b"<|im_end|>\n")
     for line in recorded(path):
-        request = openai.parse(path, json.dumps(line["body"]).encode())
+        request = apis.parse(path, json.dumps(line["body"]).encode())
         prompt = renderer().render(request)
         assert (request.turn, prompt.history) == marks.find(prompt.data)
 
@@ -134,7 +134,7 @@ def test_turns_and_history_of_recorded_sessions(path: str) -> None:
 def test_counted_tokens_are_those_of_the_prompt() -> None:
     """/v1/messages/count_tokens renders as /v1/messages does: the engine's own count agrees. It caches nothing."""
     (line,) = recorded(COUNT)
-    request = openai.parse(COUNT, json.dumps(line["body"]).encode())
+    request = apis.parse(COUNT, json.dumps(line["body"]).encode())
     text = renderer().render(request).data.decode()
     ids = Tokenizer.from_file(str(MODEL / "tokenizer.json")).encode(text, add_special_tokens=False).ids
     assert len(ids) == line["response_body"]["input_tokens"]
@@ -462,7 +462,7 @@ BODY = st.fixed_dictionaries(
 def test_any_json_is_read_or_refused(path: str, body: Any) -> None:
     """No body of any API raises anything but UnreadableBody and RenderError."""
     try:
-        request = openai.parse(path, json.dumps(body).encode())
+        request = apis.parse(path, json.dumps(body).encode())
     except UnreadableBody:
         return
     for one in (renderer(), PlainRenderer()):

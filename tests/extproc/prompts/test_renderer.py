@@ -16,17 +16,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc import blocks, openai
-from extproc.errors import ConfigError, RenderError
-from extproc.model import Prompt
-from extproc.prompt import PlainRenderer, PromptRenderer, Renderer
-from extproc.vocabulary import Vocabulary
+from extproc.base import blocks
+from extproc.base.errors import ConfigError, RenderError
+from extproc.base.model import Prompt
+from extproc.prompts.renderer import PlainRenderer, PromptRenderer, Renderer
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.requests import apis
+from tests.support.paths import TESTS
 
 CHAT = "/v1/chat/completions"
-HERE = Path(__file__).parent
-MODEL = HERE / "fixtures" / "model"
-TEMPLATES = HERE / "templates"
-RECORDINGS = sorted((HERE / "fixtures").glob("*/*.jsonl.gz"))
+MODEL = TESTS / "fixtures" / "model"
+TEMPLATES = TESTS / "templates"
+RECORDINGS = sorted((TESTS / "fixtures").glob("*/*.jsonl.gz"))
 
 # A machine that is busy with other tests must not fail one of these.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -82,7 +83,7 @@ def styles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Renderer]:
 
 
 def render(renderer: PromptRenderer, *messages: dict[str, Any], **more: Any) -> Prompt:
-    return renderer.render(openai.parse(CHAT, json.dumps({"messages": messages, **more}).encode()))
+    return renderer.render(apis.parse(CHAT, json.dumps({"messages": messages, **more}).encode()))
 
 
 def user(content: Any) -> dict[str, Any]:
@@ -117,7 +118,7 @@ def test_recorded_prompts_render_to_the_engines_bytes(path: Path, renderer: Rend
         if line["kind"] != "request" or line["path"] != CHAT or not line.get("prompt_token_ids"):
             continue
         body = bytes.fromhex(line["raw_body_hex"]) if line.get("raw_body_hex") else json.dumps(line["body"]).encode()
-        prompt = renderer.render(openai.parse(line["path"], body))
+        prompt = renderer.render(apis.parse(line["path"], body))
         assert prompt.data == vocabulary.decode(line["prompt_token_ids"]), line["note"]
         assert prompt.history == history_of_fixture(prompt.data, line["body"]), line["note"]
         assert prompt.matchable == len(prompt.data)
@@ -146,7 +147,7 @@ def test_odd_requests_in_every_style_render_as_vllm_renders_them(styles: dict[st
     assert {line["template"] for line in recorded} == set(styles)
     for line in recorded:
         one = styles[line["template"]]
-        prompt = one.render(openai.parse(CHAT, line["body"].encode()))
+        prompt = one.render(apis.parse(CHAT, line["body"].encode()))
         assert prompt.data == one._normalizer(line["prompt"]), line["body"]
         assert 0 <= prompt.history <= len(prompt.data)
 
@@ -219,7 +220,7 @@ def test_a_prompt_that_ends_with_a_reply_is_all_history(renderer: Renderer) -> N
 @given(st.lists(st.tuples(st.sampled_from(["user", "assistant", "tool", "system"]), st.text(max_size=20)), min_size=1))
 def test_history_never_exceeds_the_prompt(turns: list[tuple[str, str]]) -> None:
     """Whatever the turns and their texts, history lies within the prompt, and turns are counted."""
-    request = openai.parse(CHAT, json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}).encode())
+    request = apis.parse(CHAT, json.dumps({"messages": [{"role": r, "content": c} for r, c in turns]}).encode())
     assert request.turn == [role for role, _ in turns].count("assistant")
     for one in (cached_renderer(), PlainRenderer()):
         prompt = one.render(request)
@@ -372,7 +373,7 @@ def test_a_prompt_far_longer_than_its_request_is_a_render_error(styles: dict[str
     body = (
         b'{"tools":[{"type":"function","function":{"name":"f","parameters":%b}}],"messages":[{"role":"user"}]}' % bomb
     )
-    request = openai.parse(CHAT, body)
+    request = apis.parse(CHAT, body)
     with pytest.raises(RenderError, match="far more text"):
         styles["llama3"].render(request)
 

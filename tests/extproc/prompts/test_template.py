@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from jinja2.exceptions import SecurityError, TemplateError, UndefinedError
 
-from extproc.errors import ConfigError, RenderError
-from extproc.template import ChatTemplate
+from extproc.base.errors import ConfigError, RenderError
+from extproc.prompts.template import ChatTemplate
 
 
 def noon() -> datetime:

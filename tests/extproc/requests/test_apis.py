@@ -4,27 +4,26 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from extproc import openai
-from extproc.errors import RenderError, UnreadableBody, UnsupportedApi
-from extproc.model import Request
-from extproc.prompt import PlainRenderer, Renderer
+from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
+from extproc.base.model import Request
+from extproc.prompts.renderer import PlainRenderer, Renderer
+from extproc.requests import apis
+from tests.support.paths import MODEL
 
 CHAT = "/v1/chat/completions"
-MODEL = Path(__file__).parent / "fixtures" / "model"
 
 # A machine that is busy with other tests must not fail one of these.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def read(**body: Any) -> Request:
-    return openai.parse(CHAT, json.dumps({"messages": [{"role": "user", "content": "go"}], **body}).encode())
+    return apis.parse(CHAT, json.dumps({"messages": [{"role": "user", "content": "go"}], **body}).encode())
 
 
 def message(**raw: Any) -> Any:
@@ -62,9 +61,7 @@ def test_an_agents_request_is_read_whole() -> None:
 def test_what_is_left_out_has_the_engines_defaults() -> None:
     """A request of nothing but messages is a first turn that asks for a generation prompt."""
     body = b'{"messages": [{"role": "user", "content": "go"}]}'
-    assert openai.parse(CHAT, body) == Request(
-        None, turn=0, messages=[{"role": "user", "content": "go"}], size=len(body)
-    )
+    assert apis.parse(CHAT, body) == Request(None, turn=0, messages=[{"role": "user", "content": "go"}], size=len(body))
     defaults = read(model="", tools=[], cache_salt=None, stream=None, chat_template_kwargs=None)
     assert replace(defaults, size=0) == replace(read(), size=0)
 
@@ -73,13 +70,13 @@ def test_what_is_left_out_has_the_engines_defaults() -> None:
 def test_a_path_that_we_cannot_render_is_an_unsupported_api(path: str) -> None:
     """Paths are compared whole: what is not in the table is routed by load."""
     with pytest.raises(UnsupportedApi):
-        openai.parse(path, b"{}")
+        apis.parse(path, b"{}")
 
 
 def test_a_query_string_changes_nothing() -> None:
     """Clients append versions and keys to the path."""
     body = b'{"messages": [{"role": "user", "content": "go"}]}'
-    assert openai.parse(CHAT + "?api-version=1&x=/v1/completions", body) == openai.parse(CHAT, body)
+    assert apis.parse(CHAT + "?api-version=1&x=/v1/completions", body) == apis.parse(CHAT, body)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +106,7 @@ def test_a_query_string_changes_nothing() -> None:
 def test_bytes_that_are_no_request_are_unreadable(body: bytes) -> None:
     """Malformed, cut, compressed, binary or absurdly nested bodies are left for the engine to judge."""
     with pytest.raises(UnreadableBody):
-        openai.parse(CHAT, body)
+        apis.parse(CHAT, body)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +313,7 @@ RENDERERS = (Renderer.load(MODEL), PlainRenderer())
 
 def judge(body: bytes) -> None:
     try:
-        request = openai.parse(CHAT, body)
+        request = apis.parse(CHAT, body)
     except UnreadableBody:
         return
     for renderer in RENDERERS:

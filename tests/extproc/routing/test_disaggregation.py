@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc import disaggregation
-from extproc.disaggregation import PairTicket, decode_body, divisible, halves, kv_transfer_params, prefill_body
-from extproc.loads import Loads
-from extproc.model import Instance, Role
+from extproc.base.model import Instance, Role
+from extproc.routing import disaggregation
+from extproc.routing.disaggregation import PairTicket, decode_body, divisible, halves, kv_transfer_params, prefill_body
+from extproc.routing.pools.loads import Loads
 
 CHAT = "/v1/chat/completions"
 

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc import blocks
-from extproc.config.settings import RouteSettings
-from extproc.errors import IndexUnavailable, NoInstance, RenderError
+from extproc.base import blocks
+from extproc.base.errors import IndexUnavailable, NoInstance, RenderError
+from extproc.base.model import Instance, Prompt, Reason, Request
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.model import Instance, Prompt, Reason, Request
-from extproc.pools import Pool
-from extproc.prompt import PlainRenderer
-from extproc.query import Ask, Query
-from extproc.router import Routed, Router
-from extproc.suspects import SUSPECT_S
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.suspects import SUSPECT_S
+from extproc.routing.query import Ask, Query
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Routed, Router
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 200}

@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from extproc.config import RouteSettings
-from extproc.disaggregation import PairTicket
-from extproc.errors import Shed
+from extproc.base.errors import Shed
+from extproc.base.model import Instance, Reason, Role
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
-from extproc.loads import Loads
-from extproc.model import Instance, Reason, Role
-from extproc.pools import Pool
-from extproc.prompt import PlainRenderer
-from extproc.query import Ask
-from extproc.router import Routed, Router
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.disaggregation import PairTicket
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import Ask
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Routed, Router
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 200}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.policies import View
-from extproc.shadow import Opinion, opinions
+from extproc.routing.policies import View
+from extproc.routing.shadow import Opinion, opinions
 
 VIEW = View(0, 0, 1000, [900, 0, 0], [2, 0, 1], 0, [0, 0, 0])
 

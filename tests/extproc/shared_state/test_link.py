@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import uvloop
 
-from extproc.errors import IndexLost, IndexUnavailable
+from extproc.base.dns import look_up
+from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.index import Change
 from extproc.index import redis as redis_index
 from extproc.index.redis import SLOTS, RedisIndex
-from extproc.names import look_up
-from tests.redis_server import WHEEL, RedisServer, redis_server
+from tests.support.redis_server import WHEEL, RedisServer, redis_server
 
 CHAIN = tuple(range(1000, 1200))
 ADD = [Change("pool", "a", forget=True, add=CHAIN)]

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from extproc import replicas
-from extproc.loads import Loads
-from extproc.redis_link import PROBE_S
-from extproc.replicas import Leases, LoadExchange
-from tests.redis_server import RedisServer, redis_server
+from extproc.routing.pools.loads import Loads
+from extproc.shared_state import load_exchange
+from extproc.shared_state.link import PROBE_S
+from extproc.shared_state.load_exchange import Leases, LoadExchange
+from tests.support.redis_server import RedisServer, redis_server
 
 NAMES = [f"10.0.0.{i}:8000" for i in range(8)]
 
@@ -71,7 +71,7 @@ async def test_newcomers_get_their_share(open_leases: Open) -> None:
 
 async def test_a_dead_replica_is_succeeded(open_leases: Open, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a replica held that renews no more goes to the others when its lease has run out, and not before."""
-    monkeypatch.setattr(replicas, "LEASE_S", 0.5)
+    monkeypatch.setattr(load_exchange, "LEASE_S", 0.5)
     dead, alive = open_leases("dead"), open_leases("alive")
     assert [len(held) for held in await rounds([dead, alive])] == [4, 4]
     assert len(await alive.renew("pool", NAMES)) == 4
@@ -113,7 +113,7 @@ async def test_what_only_one_wants(open_leases: Open) -> None:
 
 async def test_leases_while_redis_is_away(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing raises; each replica keeps what it held, however long it takes, also when an empty Redis comes back."""
-    monkeypatch.setattr(replicas, "LEASE_S", 0.5)
+    monkeypatch.setattr(load_exchange, "LEASE_S", 0.5)
     one, other = (Leases.from_url(own_redis.url, replica) for replica in ("a", "b"))
     for _ in range(4):
         held = [await leases.renew("pool", NAMES) for leases in (one, other)]
@@ -144,11 +144,11 @@ async def test_a_lease_that_another_took_meanwhile_is_lost(
     own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A replica that could not reach Redis alone, while the others did, gives way to its successor."""
-    monkeypatch.setattr(replicas, "LEASE_S", 0.2)
+    monkeypatch.setattr(load_exchange, "LEASE_S", 0.2)
     leases = Leases.from_url(own_redis.url, "cut off")
     assert await leases.renew("pool", NAMES) == set(NAMES)
     with monkeypatch.context() as cut:
-        cut.setattr(replicas, "LEASE_BUDGET_S", 0.0)
+        cut.setattr(load_exchange, "LEASE_BUDGET_S", 0.0)
         assert await leases.renew("pool", NAMES) == set(NAMES)
     await asyncio.sleep(0.3)
     successor = Leases.from_url(own_redis.url, "successor")
@@ -243,7 +243,7 @@ async def test_loads_count_for_all(redis_of_each_version: RedisServer) -> None:
 
 async def test_a_dead_router_stops_counting(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The requests of a router that fell silent no longer weigh on its instances."""
-    monkeypatch.setattr(replicas, "SILENCE_S", 1.5)
+    monkeypatch.setattr(load_exchange, "SILENCE_S", 1.5)
     mine, theirs = Loads(), Loads()
     async with exchanging(own_redis.url, "mine", mine) as exchange:
         async with exchanging(own_redis.url, "theirs", theirs):
@@ -256,7 +256,7 @@ async def test_a_dead_router_stops_counting(own_redis: RedisServer, monkeypatch:
 @pytest.mark.parametrize("how", ["killed", "hanging"])
 async def test_loads_while_redis_is_away(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     """Peers cannot be heard: they stop counting; they count again when Redis is back. Nothing raises."""
-    monkeypatch.setattr(replicas, "SILENCE_S", 1.5)
+    monkeypatch.setattr(load_exchange, "SILENCE_S", 1.5)
     mine, theirs = Loads(), Loads()
     async with exchanging(own_redis.url, "mine", mine), exchanging(own_redis.url, "theirs", theirs):
         theirs.start("pool", NAMES[0], 5)
@@ -283,7 +283,7 @@ async def test_lost_messages_are_repaired(own_redis: RedisServer, monkeypatch: p
         lost: list[bytes] = []
 
         def deaf(data: bytes, now: float) -> None:
-            whole = replicas.msgspec.msgpack.decode(data)[1]
+            whole = load_exchange.msgspec.msgpack.decode(data)[1]
             hear(data, now) if whole else lost.append(data)
 
         monkeypatch.setattr(exchange, "_hear", deaf)
@@ -298,8 +298,8 @@ async def test_lost_messages_are_repaired(own_redis: RedisServer, monkeypatch: p
 
 async def test_newcomers_hear_everything_at_once(own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """A router that joins need not wait for the next complete message of the others."""
-    monkeypatch.setattr(replicas, "WHOLE_S", 300.0)
-    monkeypatch.setattr(replicas, "SILENCE_S", 600.0)
+    monkeypatch.setattr(load_exchange, "WHOLE_S", 300.0)
+    monkeypatch.setattr(load_exchange, "SILENCE_S", 600.0)
     mine, theirs = Loads(), Loads()
     theirs.start("pool", NAMES[0], 5)
     async with exchanging(own_redis.url, "theirs", theirs) as exchange:
@@ -317,7 +317,7 @@ async def test_a_router_alone_says_little(own_redis: RedisServer) -> None:
         for _ in range(200):
             mine.start("pool", NAMES[0], 1)
             await asyncio.sleep(0.01)
-    assert 1 <= published(own_redis) <= 2 + (time.monotonic() - started) / replicas.WHOLE_S
+    assert 1 <= published(own_redis) <= 2 + (time.monotonic() - started) / load_exchange.WHOLE_S
 
 
 def published(server: RedisServer) -> int:
@@ -327,7 +327,7 @@ def published(server: RedisServer) -> int:
 
 @pytest.mark.parametrize(
     "garbage",
-    [b"", b"\xff", b"text", replicas.msgspec.msgpack.encode(("x", True, {"pool": {"a": (-1, 0)}}))],
+    [b"", b"\xff", b"text", load_exchange.msgspec.msgpack.encode(("x", True, {"pool": {"a": (-1, 0)}}))],
 )
 async def test_strange_messages_are_ignored(
     own_redis: RedisServer, caplog: pytest.LogCaptureFixture, garbage: bytes
@@ -352,9 +352,9 @@ async def test_unknown_pools_and_floods_of_peers_are_not_kept(own_redis: RedisSe
             kept.append((replica, pool))
 
     exchange = LoadExchange.from_url(own_redis.url, "mine", Recorder(), ["pool"])
-    for i in range(2 * replicas.MAX_PEERS):
+    for i in range(2 * load_exchange.MAX_PEERS):
         message = (f"peer-{i}", False, {"pool": {"a": (1, 1)}, "unknown": {"a": (1, 1)}})
-        exchange._hear(replicas.msgspec.msgpack.encode(message), 0.0)
-    assert len(exchange.peers) == replicas.MAX_PEERS
+        exchange._hear(load_exchange.msgspec.msgpack.encode(message), 0.0)
+    assert len(exchange.peers) == load_exchange.MAX_PEERS
     assert {pool for _, pool in kept} == {"pool"}
-    assert len(kept) == replicas.MAX_PEERS
+    assert len(kept) == load_exchange.MAX_PEERS

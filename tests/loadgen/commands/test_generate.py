@@ -8,9 +8,9 @@ import msgspec
 import pytest
 
 from loadgen.cli import main
-from loadgen.profiles import PROFILES
-from loadgen.synthetic import generate
-from loadgen.traces import load
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.synthetic import generate
+from loadgen.workloads.traces import load
 
 
 def run(*arguments: str | Path) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.cli import main
-from loadgen.records import CSV, Slo, read_info, read_rows
+from loadgen.results.records import CSV, Slo, read_info, read_rows
 
 SHORT = ["--rate", "1", "--warmup", "10", "--measure", "30", "--instances", "4"]
 

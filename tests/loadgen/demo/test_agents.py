@@ -12,8 +12,8 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from loadgen import client, workload
-from loadgen.client import Record
+from loadgen.demo import agents, sessions
+from loadgen.demo.agents import Record
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 2, "prompt_tokens_details": {"cached_tokens": 8}}
 
@@ -57,7 +57,7 @@ class Script:
 async def script() -> AsyncIterator[tuple[Script, str]]:
     script = Script()
     app = web.Application(client_max_size=2**26)
-    app.router.add_post(client.CHAT, script.answer)
+    app.router.add_post(agents.CHAT, script.answer)
     server = TestServer(app)
     await server.start_server()
     yield script, str(server.make_url("/"))
@@ -74,8 +74,8 @@ async def test_follow_ups_carry_the_real_answers(script: tuple[Script, str]) -> 
         [{"role": "assistant", "content": ""}, {"tool_calls": [call]}, *({"tool_calls": [part]} for part in more)],
         [{"role": "assistant", "content": " two"}, {"content": " words"}],
     ]
-    (session,) = workload.sessions(1, 3, 100)
-    records = await client.run(url, [session])
+    (session,) = sessions.sessions(1, 3, 100)
+    records = await agents.run(url, [session])
     assert [record.error for record in records] == [None] * 3
     history = server.bodies[2]["messages"]
     function = {"name": "f", "arguments": '{"a": 1}'}
@@ -94,7 +94,7 @@ async def test_compaction_drops_the_history(script: tuple[Script, str]) -> None:
     """A compacted turn sends the system prompt and a summary, and no reply that came before."""
     server, url = script
     server.answers = [[{"content": " word"}]]
-    await client.run(url, workload.sessions(1, 3, 100, compact_every=2))
+    await agents.run(url, sessions.sessions(1, 3, 100, compact_every=2))
     assert [len(body["messages"]) for body in server.bodies] == [2, 4, 2]
 
 
@@ -103,7 +103,7 @@ async def test_records_say_what_happened(script: tuple[Script, str]) -> None:
     server, url = script
     server.answers = [[{"content": " word"}]]
     seen: list[Record] = []
-    records = await client.run(url, workload.sessions(2, 2, 100), on_record=seen.append)
+    records = await agents.run(url, sessions.sessions(2, 2, 100), on_record=seen.append)
     assert seen == records
     for one in records:
         assert (one.status, one.instance, one.error) == (200, "10.0.0.1:8000", None)
@@ -131,7 +131,7 @@ async def test_failures_are_recorded_and_end_the_session(
     """Whatever a server does wrong is an error in the record, never an exception, and the session stops there."""
     server, url = script
     server.answers, server.status, server.ending = [[{"content": " word"}]], status, ending
-    records = await client.run(url, workload.sessions(3, 4, 100))
+    records = await agents.run(url, sessions.sessions(3, 4, 100))
     assert len(records) == 3
     for one in records:
         assert not one.ok
@@ -143,7 +143,7 @@ async def test_a_stream_may_end_without_a_newline(script: tuple[Script, str]) ->
     """What stands after the last newline of a stream counts."""
     server, url = script
     server.answers, server.ending = [[{"content": " word"}]], b"data: [DONE]"
-    (record,) = await client.run(url, workload.sessions(1, 1, 100))
+    (record,) = await agents.run(url, sessions.sessions(1, 1, 100))
     assert record.ok
 
 
@@ -153,18 +153,18 @@ async def test_whole_answers_are_understood(script: tuple[Script, str]) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
     message = {"role": "assistant", "content": None, "tool_calls": [call]}
     server.ending = json.dumps({"choices": [{"message": message}], "usage": USAGE}).encode()
-    records = await client.run(url, workload.sessions(1, 2, 100), stream=False)
+    records = await agents.run(url, sessions.sessions(1, 2, 100), stream=False)
     assert [(record.error, record.cached_tokens, record.ttft_s) for record in records] == [(None, 8, None)] * 2
     assert server.bodies[1]["messages"][2] == message
     for junk in (b"", b"[1]", b"{}", b'{"choices": []}'):
         server.ending = junk
-        (record,) = await client.run(url, workload.sessions(1, 2, 100), stream=False)
+        (record,) = await agents.run(url, sessions.sessions(1, 2, 100), stream=False)
         assert record.error
 
 
 async def test_an_unreachable_server_is_recorded() -> None:
     """Nobody there: one failed record a session, without a status."""
-    (record,) = await client.run("http://127.0.0.1:1", workload.sessions(1, 2, 100))
+    (record,) = await agents.run("http://127.0.0.1:1", sessions.sessions(1, 2, 100))
     assert record.status is None
     assert record.error
 
@@ -173,9 +173,9 @@ async def test_concurrency_is_a_limit(script: tuple[Script, str]) -> None:
     """At most so many sessions run at a time, and by default all of them do."""
     server, url = script
     server.answers = [[{"content": " word"}]]
-    await client.run(url, workload.sessions(6, 2, 100), concurrency=2)
+    await agents.run(url, sessions.sessions(6, 2, 100), concurrency=2)
     assert server.most_open == 2
-    await client.run(url, workload.sessions(6, 2, 100))
+    await agents.run(url, sessions.sessions(6, 2, 100))
     assert server.most_open > 2
 
 
@@ -183,8 +183,8 @@ async def test_large_histories_are_sent(script: tuple[Script, str]) -> None:
     """A request of several megabytes is sent whole."""
     server, url = script
     server.answers = [[{"content": " word"}]]
-    (session,) = workload.sessions(1, 1, 100)
+    (session,) = sessions.sessions(1, 1, 100)
     turn = replace(session.turns[0], text="x" * 5_000_000)
-    (record,) = await client.run(url, [replace(session, turns=[turn])])
+    (record,) = await agents.run(url, [replace(session, turns=[turn])])
     assert record.ok
     assert server.bodies[0]["messages"][1]["content"] == turn.text

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.processes import free_port, listens
+from loadgen.stack.processes import free_port, listens
+from tests.support.paths import ROOT
 
-ROOT = Path(__file__).parent.parent.parent
 SMALL = ["--sessions", "4", "--turns", "2", "--engines", "2"]
 
 

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from loadgen.live import Decision, PlainView, Row, Snapshot, draw
+from loadgen.demo.live import Decision, PlainView, Row, Snapshot, draw
 
 DECISION = Decision("engine-0", "first_turn", 12, 1_234_567, 2_345_678, 12.3)
 SNAPSHOT = Snapshot(

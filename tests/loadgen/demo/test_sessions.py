@@ -7,22 +7,22 @@ import math
 
 import pytest
 
-from loadgen import workload
-from loadgen.client import Record
-from loadgen.summary import percentile, summarise
+from loadgen.demo import sessions
+from loadgen.demo.agents import Record
+from loadgen.demo.summary import percentile, summarise
 
 
 def test_sessions_depend_on_their_arguments_alone() -> None:
     """Equal arguments give equal sessions; another seed gives others; more sessions change none."""
-    one = workload.sessions(3, 4, 10_000, seed=7)
-    assert workload.sessions(3, 4, 10_000, seed=7) == one
-    assert workload.sessions(5, 4, 10_000, seed=7)[:3] == one
-    assert workload.sessions(3, 4, 10_000, seed=8) != one
+    one = sessions.sessions(3, 4, 10_000, seed=7)
+    assert sessions.sessions(3, 4, 10_000, seed=7) == one
+    assert sessions.sessions(5, 4, 10_000, seed=7)[:3] == one
+    assert sessions.sessions(3, 4, 10_000, seed=8) != one
 
 
 def test_sessions_share_the_system_prompt_and_nothing_else() -> None:
     """System prompt and tools, of the length asked for, are common to all; what follows differs at once."""
-    made = workload.sessions(4, 2, 40_000, seed=1)
+    made = sessions.sessions(4, 2, 40_000, seed=1)
     assert len({(one.system, json.dumps(one.tools)) for one in made}) == 1
     assert len(made[0].system) + len(json.dumps(made[0].tools)) == pytest.approx(40_000, rel=0.01)
     assert len({one.turns[0].text[:30] for one in made}) == 4
@@ -30,7 +30,7 @@ def test_sessions_share_the_system_prompt_and_nothing_else() -> None:
 
 def test_turns_have_the_lengths_and_pauses_asked_for() -> None:
     """Turns bring about `turn_bytes`, pauses average `think_s`, and every n-th turn compacts, the first never."""
-    made = workload.sessions(40, 9, 100, seed=2, turn_bytes=2_000, think_s=0.5, compact_every=4)
+    made = sessions.sessions(40, 9, 100, seed=2, turn_bytes=2_000, think_s=0.5, compact_every=4)
     turns = [turn for one in made for turn in one.turns]
     assert sum(len(turn.text) for turn in turns) / len(turns) == pytest.approx(2_000, rel=0.1)
     assert all(1_000 <= len(turn.text) <= 3_000 for turn in turns)
@@ -45,7 +45,7 @@ def test_turns_have_the_lengths_and_pauses_asked_for() -> None:
 def test_impossible_workloads_are_refused(wrong: dict[str, int]) -> None:
     """A workload without sessions, turns or text is an error, not an empty run."""
     with pytest.raises(ValueError, match="positive"):
-        workload.sessions(**({"count": 1, "turns": 1} | wrong))
+        sessions.sessions(**({"count": 1, "turns": 1} | wrong))
 
 
 def record(instance: str, started: float, latency: float, session: str = "s", turn: int = 0, **more: object) -> Record:

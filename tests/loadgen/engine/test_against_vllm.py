@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from loadgen.engine_server import MODEL_DIR
-from loadgen.hashing import chain, extra_keys
-from loadgen.instance import Cleared, Event, Instance, Limits, Removed, Request, Stored
-from loadgen.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Format, Wire
-from loadgen.kv_events import Event as WireEvent
-from loadgen.timing import PROFILES
-from loadgen.tokens import Tokens
-from tests.loadgen.recordings import lines
+from loadgen.engine.block_keys import chain, extra_keys
+from loadgen.engine.instance import Cleared, Event, Instance, Limits, Removed, Request, Stored
+from loadgen.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Format, Wire
+from loadgen.engine.kv_events import Event as WireEvent
+from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.timing import PROFILES
+from loadgen.engine.tokenizer import Tokens
+from tests.support.recordings import lines
 
 RUNS = [
     ("0.32.0/A_agents", Format.MAPS),  # three sessions, chunked prefill, decode blocks

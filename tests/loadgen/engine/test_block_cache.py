@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from loadgen.cache import Block, BlockCache
+from loadgen.engine.block_cache import Block, BlockCache
 
 
 def stored(cache: BlockCache, *keys: str) -> list[Block]:

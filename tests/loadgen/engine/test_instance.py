@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.hashing import chain, extra_keys
-from loadgen.instance import Cleared, Event, Instance, Limits, Removed, Request, Step, Stored
-from loadgen.timing import PROFILES
+from loadgen.engine.block_keys import chain, extra_keys
+from loadgen.engine.instance import Cleared, Event, Instance, Limits, Removed, Request, Step, Stored
+from loadgen.engine.timing import PROFILES
 
 SIZE = 4
 DEMO = PROFILES["demo"]

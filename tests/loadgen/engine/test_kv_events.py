@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from loadgen.kv_events import Format, Wire
-from tests.loadgen.recordings import lines, names
+from loadgen.engine.kv_events import Format, Wire
+from tests.support.recordings import lines, names
 
 MAPS = names("0.24.0", "0.32.0", "0.32.0-dp2", "0.32.0-hybrid", "0.32.0-render", "0.32.0-sha256-bytes")
 ARRAYS = names("0.23.0")

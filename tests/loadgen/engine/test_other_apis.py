@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.completion import ChatApi, Served
-from loadgen.errors import Refused
-from loadgen.other_apis import _APIS, _read
-from tests.loadgen.recordings import MODEL, lines
+from loadgen.engine.chat_api import ChatApi, Served
+from loadgen.engine.errors import Refused
+from loadgen.engine.other_apis import _APIS, _read
+from tests.support.recordings import MODEL, lines
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -18,10 +17,11 @@ import pytest
 import zmq
 import zmq.asyncio
 
-from loadgen.engine_server import MODEL_DIR
-from loadgen.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Format, Wire
-from loadgen.stack import Engine
-from loadgen.tokens import Tokens
+from loadgen.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Format, Wire
+from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.tokenizer import Tokens
+from loadgen.stack.stack import Engine
+from tests.support.paths import ROOT
 
 CHAT = "/v1/chat/completions"
 LONG = " ".join(f"word{number}" for number in range(60))
@@ -414,7 +414,7 @@ def test_wrong_options_are_explained(arguments: list[str], word: str) -> None:
         text=True,
         timeout=30,
         check=False,
-        cwd=Path(__file__).parent.parent.parent,
+        cwd=ROOT,
     )
     assert done.returncode == 1
     assert word in done.stderr

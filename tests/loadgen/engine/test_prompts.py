@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from loadgen.chat import ChatError, ChatTemplate
-from loadgen.engine_server import MODEL_DIR
-from loadgen.tokens import Tokens
-from tests.loadgen.recordings import MODEL, lines, names
+from loadgen.engine.chat_template import ChatError, ChatTemplate
+from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.tokenizer import Tokens
+from tests.support.recordings import MODEL, lines, names
 
 # Recorded chats that vLLM refused for what the prompt would be; it refused others for other fields of the body.
 UNRENDERABLE = {"tools: []", "bare strings as parts", "lone surrogate escape"}

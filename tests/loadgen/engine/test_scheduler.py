@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.hashing import chain, extra_keys
-from loadgen.instance import Instance, Limits, Request, Step
-from loadgen.timing import PROFILES, Profile
-from tests.loadgen.driving import drive
+from loadgen.engine.block_keys import chain, extra_keys
+from loadgen.engine.instance import Instance, Limits, Request, Step
+from loadgen.engine.timing import PROFILES, Profile
+from tests.support.driving import drive
 
 SIZE = 4
 H20 = PROFILES["30b-h20"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from loadgen.instance import Instance, Request
-from loadgen.timing import PROFILES
+from loadgen.engine.instance import Instance, Request
+from loadgen.engine.timing import PROFILES
 
 
 def ttft(profile: str, prompt: int) -> float:

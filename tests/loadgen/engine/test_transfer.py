@@ -11,7 +11,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from loadgen.parts import Engine
+from loadgen.stack.parts import Engine
 
 EXPORT = {"do_remote_decode": True, "do_remote_prefill": False, "remote_block_ids": None}
 PROMPT = " ".join(f"word{number}" for number in range(200))

@@ -11,14 +11,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from loadgen import cli, sweep
-from loadgen.intervals import Interval
-from loadgen.measures import Measures, Quantiles
+from loadgen import cli
 from loadgen.paper import colocated, document, findings, grid, workload
 from loadgen.paper.evidence import Evidence
 from loadgen.paper.findings import Verdict
 from loadgen.paper.settings import FULL, QUICK
-from loadgen.scenario import Layout, Scenario
+from loadgen.results.intervals import Interval
+from loadgen.results.measures import Measures, Quantiles
+from loadgen.simulation.scenario import Layout, Scenario
+from loadgen.simulation.sweeps import sweep
 
 PLAN = replace(QUICK, seeds=(0, 1, 2))
 CHOSEN = {"bailian": {"weight": 0.5}, "lmetric": {"idle": 1.0}}

@@ -13,17 +13,17 @@ from typing import Any
 
 import pytest
 
-from loadgen import replay_run
 from loadgen.commands import CommandError
 from loadgen.commands import replay as command
-from loadgen.records import CSV, Row, read_info, read_rows
-from loadgen.replay import PARENT_FAILED, UNFINISHED, Options, Replay
-from loadgen.scaling import scaled
-from loadgen.scenario import Dispatch
-from loadgen.streaming import connect
-from loadgen.trace import Fact, Trace, TraceRequest, Trigger
-from loadgen.traces import superset
-from tests.loadgen.chat_server import INSTANCE, USED, ChatServer, Words, chat_server
+from loadgen.replay import run as replay_run
+from loadgen.replay.chat_request import connect
+from loadgen.replay.replay import PARENT_FAILED, UNFINISHED, Options, Replay
+from loadgen.results.records import CSV, Row, read_info, read_rows
+from loadgen.simulation.scenario import Dispatch
+from loadgen.workloads.scaling import scaled
+from loadgen.workloads.trace import Fact, Trace, TraceRequest, Trigger
+from loadgen.workloads.traces import superset
+from tests.support.chat_server import INSTANCE, USED, ChatServer, Words, chat_server
 
 CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -328,7 +328,7 @@ async def test_a_missing_decision_is_said(
     server: ChatServer, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A log without the run's requests loses no rows, and is complained of."""
-    monkeypatch.setattr("loadgen.access_log.WAIT_S", 0.1)
+    monkeypatch.setattr("loadgen.replay.access_log.WAIT_S", 0.1)
     (tmp_path / "access.log").touch()
     path = written(tmp_path / "t.jsonl", PAIR)
     options = ["--url", server.url, "--out", tmp_path / "out", "--access-log", tmp_path / "access.log"]

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from loadgen import streaming
 from loadgen.commands import CommandError
-from loadgen.measures import measure
-from loadgen.records import CSV, ROWS, RUN, Row, RunInfo, RunWriter, read_info, read_rows
-from tests.loadgen.test_replay import PAIR, request, run, trace, written
+from loadgen.replay import chat_request
+from loadgen.results.measures import measure
+from loadgen.results.records import CSV, ROWS, RUN, Row, RunInfo, RunWriter, read_info, read_rows
+from tests.loadgen.replay.test_replay import PAIR, request, run, trace, written
 
 MODELS = b'{"data": [{"id": "tiny"}]}'
 TOKEN = b'data: {"choices": [{"delta": {"content": " so"}}]}\n\n'
@@ -71,10 +71,10 @@ async def test_what_a_server_sends_fails_its_request_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: bytes, words: str
 ) -> None:
     """No answer ends the run: each request is a failed row that says why in plain text, and the exit code is 1."""
-    monkeypatch.setattr(streaming, "LONGEST_DOCUMENT", 2**19)
-    monkeypatch.setattr(streaming, "LONGEST_STREAM", 2**17)
+    monkeypatch.setattr(chat_request, "LONGEST_DOCUMENT", 2**19)
+    monkeypatch.setattr(chat_request, "LONGEST_STREAM", 2**17)
     if answer.startswith(HEAD + b"data: x"):
-        monkeypatch.setattr(streaming, "LONGEST_STREAM", 2**28)
+        monkeypatch.setattr(chat_request, "LONGEST_STREAM", 2**28)
     path = written(tmp_path / "t.jsonl", TWO)
     async with answering(answer) as (url, _):
         assert await asyncio.to_thread(run, path, "--url", url, "--out", tmp_path / "out", "--export", "csv") == 1

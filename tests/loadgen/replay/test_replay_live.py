@@ -15,11 +15,11 @@ import pytest
 
 from loadgen.commands import CommandError
 from loadgen.commands import replay as command
-from loadgen.processes import free_port
-from loadgen.records import CSV, read_info, read_rows
-from loadgen.stack import Engine, Stack
-from loadgen.trace import Runs, Trace, TraceRequest, Trigger, length
-from loadgen.traces import superset
+from loadgen.results.records import CSV, read_info, read_rows
+from loadgen.stack.processes import free_port
+from loadgen.stack.stack import Engine, Stack
+from loadgen.workloads.trace import Runs, Trace, TraceRequest, Trigger, length
+from loadgen.workloads.traces import superset
 
 BLOCK = 16
 SYSTEM = 40 * BLOCK  # tokens, shared by all sessions

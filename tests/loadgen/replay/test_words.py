@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.arrivals import arrange
-from loadgen.chat import ChatTemplate, Json
-from loadgen.conversation import carried_on
-from loadgen.engine_server import MODEL_DIR
-from loadgen.profiles import PROFILES
-from loadgen.study import study
-from loadgen.synthetic import generate, generate_whole
-from loadgen.text import Words
-from loadgen.tokens import Tokens
-from loadgen.trace import Trace, TraceRequest, Trigger
+from loadgen.engine.chat_template import ChatTemplate, Json
+from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.tokenizer import Tokens
+from loadgen.replay.script import carried_on
+from loadgen.replay.words import Words
+from loadgen.study.study import study
+from loadgen.workloads.arrivals import arrange
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.synthetic import generate, generate_whole
+from loadgen.workloads.trace import Trace, TraceRequest, Trigger
 
 TOKENS = Tokens(MODEL_DIR)
 TEMPLATE = ChatTemplate(MODEL_DIR)

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 
 from loadgen.cli import main
-from loadgen.measures import measure
-from loadgen.records import ROWS, RUN, read_info
 from loadgen.report.figures import draw
 from loadgen.report.figures.style import looks
 from loadgen.report.material import MOST, Group, Material
 from loadgen.report.reading import Unreadable, read
 from loadgen.report.tables import as_json, as_markdown, tables
-from loadgen.scenario import Fetch, Scenario
-from loadgen.sweep import FILE, Result, key
-from tests.loadgen.made_runs import info, rows, scenario, write_run, write_sweep
+from loadgen.results.measures import measure
+from loadgen.results.records import ROWS, RUN, read_info
+from loadgen.simulation.scenario import Fetch, Scenario
+from loadgen.simulation.sweeps.sweep import FILE, Result, key
+from tests.support.made_runs import info, rows, scenario, write_run, write_sweep
 
 KINDS = {"tps-rate", "tps-provisioning", "margin", "reuse", "imbalance", "heatmap", "latency", "stickiness"}
 

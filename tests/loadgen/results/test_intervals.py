@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from loadgen.intervals import mean_ci, paired, student_t
+from loadgen.results.intervals import mean_ci, paired, student_t
 
 
 @pytest.mark.parametrize(

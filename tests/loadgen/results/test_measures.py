@@ -8,8 +8,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.measures import Measures, imbalances, load_measures, loads, measure, quantiles, slo_of, stickiness
-from loadgen.records import Row, RunInfo, Slo
+from loadgen.results.measures import Measures, imbalances, load_measures, loads, measure, quantiles, slo_of, stickiness
+from loadgen.results.records import Row, RunInfo, Slo
 
 
 def row(**given: Any) -> Row:

@@ -7,19 +7,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen import replay_run
-from loadgen.engine_server import MODEL_DIR
-from loadgen.profiles import PAPER_TRACE_1
-from loadgen.records import Row, RunInfo
-from loadgen.replay import Options
-from loadgen.replay_run import Gateway
-from loadgen.scaling import scaled
-from loadgen.scenario import Dispatch, Scenario
+from loadgen.engine.server import MODEL_DIR
+from loadgen.replay import run
+from loadgen.replay.replay import Options
+from loadgen.replay.run import Gateway
+from loadgen.replay.words import Words
+from loadgen.results.records import Row, RunInfo
 from loadgen.simulation import simulate
-from loadgen.stack import Stack
-from loadgen.synthetic import generate_whole
-from loadgen.text import Words
-from loadgen.trace import Trace
+from loadgen.simulation.scenario import Dispatch, Scenario
+from loadgen.stack.stack import Stack
+from loadgen.workloads.profiles import PAPER_TRACE_1
+from loadgen.workloads.scaling import scaled
+from loadgen.workloads.synthetic import generate_whole
+from loadgen.workloads.trace import Trace
 
 ENGINES = 3
 MODEL = "30b-h20-quarter"
@@ -45,7 +45,7 @@ def replayed(trace: Trace, directory: Path) -> list[Row]:
     with Stack(ENGINES, policy={"policy": "smetric"}, engine_options=engine) as stack:
         gateway = Gateway(url=stack.url, headers={}, timeout_s=60)
         options = Options(dispatch=Dispatch.TRACE, speed=SPEED, model="tiny")
-        return list(replay_run.perform(gateway, trace, Words(trace, MODEL_DIR), options, info, directory).rows)
+        return list(run.perform(gateway, trace, Words(trace, MODEL_DIR), options, info, directory).rows)
 
 
 def simulated(trace: Trace) -> list[Row]:

@@ -8,9 +8,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.cache import Block, BlockCache
+from loadgen.engine.block_cache import Block, BlockCache
+from loadgen.simulation.caches import GlobalTier, LocalCache
 from loadgen.simulation.keys import KeyArray
-from loadgen.simulation.memory import GlobalTier, LocalCache
 
 DEPTH = 5
 BRANCHES = 2

@@ -8,14 +8,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from loadgen.records import Row
-from loadgen.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.engine.timing import PROFILES
+from loadgen.results.records import Row
 from loadgen.simulation import ImpossibleScenario, info, label, simulate
 from loadgen.simulation.cluster import DRAIN_S, IDEAL_TPOT_S, _Cluster
-from loadgen.simulation.gateway import DECODER, POOL
-from loadgen.timing import PROFILES
-from loadgen.trace import Trace
-from tests.loadgen.simulation.traces import SIZE, conversations, nothing_named, request, trace
+from loadgen.simulation.product_router import DECODER, POOL
+from loadgen.simulation.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.workloads.trace import Trace
+from tests.support.simulation_traces import SIZE, conversations, nothing_named, request, trace
 
 SMALL = Scenario(instances=4, local_tokens=40_000, warmup_s=0.0, measure_s=60.0)
 TALK = conversations(sessions=24, turns=6)

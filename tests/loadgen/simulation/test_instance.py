@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from loadgen.instance import Instance, Removed, Request, Stored
-from loadgen.records import Row
-from loadgen.scenario import Fetch
+from loadgen.engine.instance import Instance, Removed, Request, Stored
+from loadgen.engine.timing import GB, PROFILES
+from loadgen.results.records import Row
 from loadgen.simulation import instance as simulated
+from loadgen.simulation.caches import GlobalTier, LocalCache
 from loadgen.simulation.instance import FETCH_S, SimulatedInstance, SimulatedTask
-from loadgen.simulation.memory import GlobalTier, LocalCache
-from loadgen.timing import GB, PROFILES
-from loadgen.trace import TraceRequest
-from tests.loadgen.driving import Course, drive
+from loadgen.simulation.scenario import Fetch
+from loadgen.workloads.trace import TraceRequest
+from tests.support.driving import Course, drive
 
 SIZE = 4
 H20 = PROFILES["30b-h20"]

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from loadgen.simulation.keys import Keys
-from loadgen.trace import Trace, TraceRequest
-from tests.loadgen.simulation.traces import SIZE, nothing_named, request, trace
+from loadgen.workloads.trace import Trace, TraceRequest
+from tests.support.simulation_traces import SIZE, nothing_named, request, trace
 
 
 def shared(a: np.ndarray, b: np.ndarray) -> int:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from extproc.disaggregation import PairTicket
-from loadgen.scenario import IndexView, Layout, Scenario
-from loadgen.simulation.gateway import DECODER, POOL, Gateway
+from extproc.routing.disaggregation import PairTicket
 from loadgen.simulation.instance import Removed, Stored
+from loadgen.simulation.product_router import DECODER, POOL, Gateway
+from loadgen.simulation.scenario import IndexView, Layout, Scenario
 
 SIZE = 16
 NAMES = ["a", "b", "c"]

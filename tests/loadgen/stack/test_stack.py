@@ -13,9 +13,11 @@ from typing import Any
 
 import pytest
 
-from loadgen import client, workload
-from loadgen.processes import Child, ProcessFailed, free_port, listens
-from loadgen.stack import Stack, StackFailed
+from loadgen.demo import agents
+from loadgen.demo import sessions as workload
+from loadgen.stack.processes import Child, ProcessFailed, free_port, listens
+from loadgen.stack.stack import Stack, StackFailed
+from tests.support.paths import ROOT
 
 
 def alive(pid: int) -> bool:
@@ -37,7 +39,7 @@ async def test_sessions_survive_the_death_of_an_engine() -> None:
     with Stack(2, extproc=False, engine_options=["--time-scale", "0.1"]) as stack:
         pids = [child.pid for child in stack.children]
         sessions = workload.sessions(8, 2, 2_000, turn_bytes=500, max_tokens=8)
-        records = await client.run(stack.url, sessions)
+        records = await agents.run(stack.url, sessions)
         assert [record.error for record in records] == [None] * 16
         assert {record.instance for record in records} == {engine.address for engine in stack.engines}
         log = await asyncio.to_thread(stack.access_log, 16)
@@ -50,14 +52,14 @@ async def test_sessions_survive_the_death_of_an_engine() -> None:
         first.kill()
         assert not listens(first.port)
         stack.wait_healthy(1)
-        records = await client.run(stack.url, sessions)
+        records = await agents.run(stack.url, sessions)
         assert {(record.error, record.instance) for record in records} == {(None, second.address)}
 
         first.restart()
         stack.wait_healthy(2)
         second.kill()
         stack.wait_healthy(1)
-        records = await client.run(stack.url, sessions)
+        records = await agents.run(stack.url, sessions)
         assert {(record.error, record.instance) for record in records} == {(None, first.address)}
     assert not any(alive(pid) for pid in pids if pid)
     assert not stack.directory.exists()
@@ -114,7 +116,7 @@ def test_the_configuration_is_the_shipped_one(tmp_path: Path) -> None:
     """What the stack gives Envoy has the filters, in order, and the retry policy of envoy/envoy.yaml."""
     import yaml
 
-    shipped = yaml.safe_load((Path(__file__).parent.parent.parent / "envoy" / "envoy.yaml").read_text())
+    shipped = yaml.safe_load((ROOT / "envoy" / "envoy.yaml").read_text())
     stack = Stack(1, policy={"policy": "least-loaded", "overload_floor": 0}, directory=tmp_path)
     ours = yaml.safe_load(stack.envoy_yaml.read_text())
 

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 
 from loadgen import cli
-from loadgen.balance import imbalance, per_minute
-from loadgen.reuse import Found, Store
-from loadgen.study import spread, study
-from loadgen.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
+from loadgen.study.balance import imbalance, per_minute
+from loadgen.study.reuse import Found, Store
+from loadgen.study.study import spread, study
+from loadgen.workloads.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
+from tests.support.paths import TESTS
 
-FIXTURES = Path(__file__).parent / "traces"
+FIXTURES = TESTS / "loadgen" / "workloads" / "traces" / "samples"
 ALL = frozenset(Fact) - {Fact.INFERRED_SESSIONS}
 
 

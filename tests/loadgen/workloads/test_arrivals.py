@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from loadgen.arrivals import arrange, fitting
-from loadgen.profiles import PROFILES
-from loadgen.synthetic import generate_whole
-from loadgen.trace import Fact, Trace, TraceRequest, Trigger, cut, names
+from loadgen.workloads.arrivals import arrange, fitting
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.synthetic import generate_whole
+from loadgen.workloads.trace import Fact, Trace, TraceRequest, Trigger, cut, names
 
 
 def request(name: str, at: float, blocks: tuple[tuple[int, int], ...], **fields: object) -> TraceRequest:
@@ -110,7 +110,7 @@ def test_the_draws_do_not_grow_with_the_time_that_a_session_lasts(monkeypatch: p
             assert Counted.draws < 10_000
             return super().expovariate(lambd)
 
-    monkeypatch.setattr("loadgen.arrivals.random.Random", Counted)
+    monkeypatch.setattr("loadgen.workloads.arrivals.random.Random", Counted)
     years = [request("a/0", 0, ((0, 4),)), request("a/1", 3e8, ((0, 8),), turn=1, parent="a/0")]
     short = [request("b/0", 10, ((50, 2),)), request("b/1", 40, ((50, 3),), turn=1, parent="b/0")]
     recorded = replace(RECORDED, requests=[years[0], *short, years[1]])

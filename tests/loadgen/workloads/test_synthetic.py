@@ -7,10 +7,10 @@ from statistics import fmean
 
 import pytest
 
-from loadgen.profiles import PROFILES, Spread, lognormal, mean_requests, mean_whole
-from loadgen.study import Study, study
-from loadgen.synthetic import generate, generate_whole
-from loadgen.trace import Trace, Trigger, common, cut, length, names
+from loadgen.study.study import Study, study
+from loadgen.workloads.profiles import PROFILES, Spread, lognormal, mean_requests, mean_whole
+from loadgen.workloads.synthetic import generate, generate_whole
+from loadgen.workloads.trace import Trace, Trigger, common, cut, length, names
 
 PAPER = PROFILES["paper-trace-1"]
 

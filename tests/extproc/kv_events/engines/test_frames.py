@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from extproc.engines import UnusableEvents, frames
-from tests import kv_recordings
+from extproc.kv_events.engines import UnusableEvents, frames
+from tests.support import kv_recordings
 
 
 def test_published_messages_have_a_topic_or_an_empty_one() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from extproc.engines import Cleared, Removed, Stored, Tier, UnusableEvents, sglang
+from extproc.kv_events.engines import Cleared, Removed, Stored, Tier, UnusableEvents, sglang
 
 
 class KVCacheEvent(msgspec.Struct, array_like=True, omit_defaults=True, tag=True):

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.engines import Cleared, Removed, Stored, Tier, UnusableEvents, fold, pieces, vllm
-from extproc.engines.msgpack import MAX_EVENTS, MAX_PAYLOAD
-from tests import kv_recordings
+from extproc.kv_events.engines import Cleared, Removed, Stored, Tier, UnusableEvents, fold, pieces, vllm
+from extproc.kv_events.engines.msgpack import MAX_EVENTS, MAX_PAYLOAD
+from tests.support import kv_recordings
 
 
 def pack(*events: Any, batch: Any = None) -> bytes:

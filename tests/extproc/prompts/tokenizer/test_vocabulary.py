@@ -20,13 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from extproc import unicode_forms
-from extproc.errors import ConfigError, UnknownToken
-from extproc.normalizer import Normalizer
-from extproc.tokenizer_files import Family, TokenizerFiles
-from extproc.vocabulary import Vocabulary
-
-MODEL = Path(__file__).parent / "fixtures" / "model"
+from extproc.base.errors import ConfigError, UnknownToken
+from extproc.prompts.tokenizer import unicode_forms
+from extproc.prompts.tokenizer.files import Family, TokenizerFiles
+from extproc.prompts.tokenizer.normalizer import Normalizer
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from tests.support.paths import MODEL
 
 # A machine that is busy with other tests must not fail one of these.
 UNHURRIED = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])

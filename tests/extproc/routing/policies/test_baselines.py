@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.model import Reason
-from extproc.policies import Verdict, View, registry
+from extproc.base.model import Reason
+from extproc.routing.policies import Verdict, View, registry
 
 
 def choose(policy: str, **changes: Any) -> Verdict:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.policies import View, in_turn, lowest, registry
+from extproc.routing.policies import View, in_turn, lowest, registry
 
 POLICIES = registry.names()
 

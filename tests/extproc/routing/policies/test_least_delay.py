@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from extproc.model import Reason
-from extproc.policies import View, registry
+from extproc.base.model import Reason
+from extproc.routing.policies import View, registry
 
 
 def choose(*, refetch: float = 1.0, **changes: Any) -> int:

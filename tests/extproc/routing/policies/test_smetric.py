@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from extproc.model import Reason
-from extproc.policies import View
-from extproc.policies.smetric import choose
+from extproc.base.model import Reason
+from extproc.routing.policies import View
+from extproc.routing.policies.smetric import choose
 
 
 def view(**changes: Any) -> View:

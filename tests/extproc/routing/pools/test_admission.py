@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.admission import Subset
-from extproc.model import Instance
+from extproc.base.model import Instance
+from extproc.routing.pools.admission import Subset
 
 POOL = [Instance(address) for address in ("10.0.0.1:8000", "10.0.0.1:8001", "10.0.0.2:8000", "[fd00::1]:8000")]
 

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.loads import Loads, Ticket
+from extproc.routing.pools.loads import Loads, Ticket
 
 
 def test_a_request_counts_from_start_to_release() -> None:

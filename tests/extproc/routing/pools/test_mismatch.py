@@ -6,11 +6,11 @@ import asyncio
 import shutil
 from pathlib import Path
 
-from extproc.agreement import ENOUGH, Agreement
-from loadgen.engine_server import MODEL_DIR
-from loadgen.parts import get
-from loadgen.stack import Stack
-from tests.e2e.agents import WORD, chat, post, until
+from extproc.routing.pools.mismatch import ENOUGH, Agreement
+from loadgen.engine.server import MODEL_DIR
+from loadgen.stack.parts import get
+from loadgen.stack.stack import Stack
+from tests.support.agents import WORD, chat, post, until
 
 
 def test_follow_ups_that_match_nothing_are_counted_in_a_row() -> None:

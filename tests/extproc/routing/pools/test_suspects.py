@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.suspects import MAX_SUSPECT_S, STRIKES, SUSPECT_S, Suspects
+from extproc.routing.pools.suspects import MAX_SUSPECT_S, STRIKES, SUSPECT_S, Suspects
 
 SICK = "10.0.0.1:8000"
 

@@ -16,14 +16,15 @@ from typing import Any
 
 import pytest
 
-from loadgen import cli, simulation, sweep
+from loadgen import cli, simulation
 from loadgen.commands import CommandError
 from loadgen.commands.sweep import scenarios, tables
-from loadgen.measures import Measures, measure
-from loadgen.peaks import curves, more, settings
-from loadgen.records import Row, RunInfo
-from loadgen.scenario import Fetch, Scenario
-from loadgen.workers import Failed, Queue, spread
+from loadgen.results.measures import Measures, measure
+from loadgen.results.records import Row, RunInfo
+from loadgen.simulation.scenario import Fetch, Scenario
+from loadgen.simulation.sweeps import sweep
+from loadgen.simulation.sweeps.peaks import curves, more, settings
+from loadgen.simulation.sweeps.workers import Failed, Queue, spread
 
 SCENARIOS = [Scenario(policy=policy, rate=4.0, seed=seed) for seed in (0, 1) for policy in ("smetric", "lmetric")]
 

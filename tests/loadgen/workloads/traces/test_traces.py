@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from loadgen import traces
-from loadgen.trace import Fact, Trace, TraceRequest, Trigger, common, length, names
-from loadgen.traces import FORMATS, TraceError, superset
+from loadgen.workloads import traces
+from loadgen.workloads.trace import Fact, Trace, TraceRequest, Trigger, common, length, names
+from loadgen.workloads.traces import FORMATS, TraceError, superset
 
-FIXTURES = Path(__file__).parent / "traces"
+FIXTURES = Path(__file__).parent / "samples"
 
 
 def jsonl(path: Path, rows: Sequence[Mapping[str, Any]]) -> Path:

@@ -17,14 +17,15 @@ from urllib.request import Request, urlopen
 import msgspec
 import uvloop
 
-from extproc import __version__, app, config, supervisor
-from extproc.app import Address, Options
-from extproc.config.route import CLUSTER
-from extproc.errors import ConfigError
-from extproc.explain import Explanation
-from extproc.openai import CHAT
-from extproc.policies import registry
-from extproc.query import TURN
+from extproc import __version__, config
+from extproc.admin.explain import Explanation
+from extproc.app import node, workers
+from extproc.app.node import Address, Options
+from extproc.base.errors import ConfigError
+from extproc.requests.apis import CHAT
+from extproc.routing.policies import registry
+from extproc.routing.query import TURN
+from extproc.routing.route import CLUSTER
 
 _EPILOG = """\
 examples:
@@ -100,7 +101,7 @@ def _run(arguments: argparse.Namespace, *, follow_only: bool) -> int:
     )
     try:
         settings = config.load(options.envoy_yaml)
-        uvloop.run(app.follow(settings, options) if follow_only else supervisor.serve(settings, options))
+        uvloop.run(node.follow(settings, options) if follow_only else workers.serve(settings, options))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1
@@ -130,7 +131,7 @@ def _explain(arguments: argparse.Namespace) -> int:
             explanation = _ask(f"{arguments.state.rstrip('/')}/debug/explain?{urlencode(about)}", body)
         else:
             settings = config.load(arguments.envoy_yaml)
-            explanation = uvloop.run(app.explain(settings, arguments.index, about, body))
+            explanation = uvloop.run(node.explain(settings, arguments.index, about, body))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 1

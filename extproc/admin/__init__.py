@@ -1,0 +1,1 @@
+"""What operators ask of a running router over HTTP: `/metrics`, `/debug/state`, `/debug/explain`."""

@@ -1,0 +1,1 @@
+"""Request bodies of each API, read as vLLM reads them."""

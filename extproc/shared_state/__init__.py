@@ -1,0 +1,1 @@
+"""What several routers share through Redis beside the index: connections, scripts, leases, loads."""

@@ -1,0 +1,1 @@
+"""`make run`: agent sessions through a real Envoy, shown as they run."""

@@ -1,0 +1,1 @@
+"""A workload through a live gateway, request by request, and what came of it."""

@@ -1,0 +1,1 @@
+"""A run as rows, and the measures that are taken of rows."""

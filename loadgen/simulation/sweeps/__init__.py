@@ -1,0 +1,1 @@
+"""Many simulations side by side: resumable, on all cores, with confidence intervals."""
