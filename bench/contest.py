@@ -24,14 +24,14 @@ from loadgen.replay.words import Words
 from loadgen.results.measures import Measures, measure
 from loadgen.results.records import Row, RunInfo, RunWriter, Slo, read_rows
 from loadgen.simulation import simulate
-from loadgen.simulation.scenario import Dispatch, Scenario
+from loadgen.simulation.scenario import Scenario
 from loadgen.stack.parts import Engine
 from loadgen.stack.processes import Child
 from loadgen.stack.stack import REDIS, Stack
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.scaling import scaled
 from loadgen.workloads.synthetic import generate_whole
-from loadgen.workloads.trace import Trace
+from loadgen.workloads.trace import Dispatch, Trace
 
 BLOCK = 16  # tokens, of the workload and of the caches: vLLM's default
 MODEL = "tiny"  # whose tokenizer and template the engines have

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from importlib import import_module
 from types import FrameType
 
-from loadgen.commands import INTERRUPTED, CommandError
+from loadgen.command_error import CommandError
+from loadgen.commands import INTERRUPTED
 
 COMMANDS = {
     "study": "what a recorded or generated workload reuses, and how evenly it could be spread",

@@ -10,8 +10,9 @@ from unittest.mock import patch
 from extproc.routing.pools.loads import Loads, Ticket
 from loadgen.simulation.cluster import _Cluster
 from loadgen.simulation.instance import SimulatedTask
-from loadgen.simulation.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.simulation.scenario import Fetch, IndexView, Layout, Scenario
 from loadgen.simulation.sweeps import sweep
+from loadgen.workloads.trace import Dispatch
 
 TRACES = Path(__file__).resolve().parents[3] / "shared" / "traces"
 CLAUDE_CODE = TRACES / "claude-code" / "sessions.jsonl.gz"

@@ -26,6 +26,7 @@ from extproc.admin.explain import Explainer, Explanation
 from extproc.admin.http import Admin
 from extproc.base import metrics
 from extproc.base.errors import ConfigError, IndexUnavailable
+from extproc.base.headers import CONFORMANCE_SELECTION
 from extproc.base.model import Engine, EventReport, Instance, Knowledge, Source
 from extproc.config import PoolSettings, Settings
 from extproc.index.open import open_index
@@ -35,16 +36,15 @@ from extproc.instances.health_checks import HealthChecker
 from extproc.kv_events.engines import sglang, vllm
 from extproc.kv_events.follower import Follower
 from extproc.processor import tls
-from extproc.processor.destination import CONFORMANCE_SELECTION
 from extproc.processor.prefiller import Prefiller
-from extproc.processor.server import OPTIONS, Health, Metadata, Processor, credentials
+from extproc.processor.server import OPTIONS, GrpcHealth, Metadata, Processor, credentials
 from extproc.prompts.renderer import PlainRenderer, Renderer
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools import mismatch
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.route import RouteSettings
-from extproc.routing.router import Routed, Router
+from extproc.routing.router import Decision, Router
 from extproc.shared_state.link import without_secrets
 from extproc.shared_state.load_exchange import RENEW_S, Leases, LoadExchange
 
@@ -126,7 +126,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         stack.push_async_callback(prefiller.close)
         processor = Processor(node.router, node.pools, routes, record, prefiller, conformance=options.conformance)
         node.streams = lambda: processor.streams
-        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), Health()
+        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), GrpcHealth()
         server.add_generic_rpc_handlers((processor.handler(),))
         for one in (server, probes):
             health.add_to(one)
@@ -359,7 +359,7 @@ class Node:
 UNHEARD = EventReport(Knowledge.UNKNOWN, -1, 0.0)
 
 
-def _record(recorder: Recorder) -> Callable[[Pool, Routed], None]:
+def _record(recorder: Recorder) -> Callable[[Pool, Decision], None]:
     return lambda pool, routed: recorder.note(pool.name, routed.choice.computes.name, routed.chain)
 
 

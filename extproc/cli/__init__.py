@@ -22,9 +22,9 @@ from extproc.admin.explain import Explanation
 from extproc.app import node, workers
 from extproc.app.node import Address, Options
 from extproc.base.errors import ConfigError
+from extproc.base.headers import TURN
 from extproc.requests.apis import CHAT
 from extproc.routing.policies import registry
-from extproc.routing.query import TURN
 from extproc.routing.route import CLUSTER
 
 _EPILOG = """\

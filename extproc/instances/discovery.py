@@ -69,7 +69,7 @@ class Discovery:
         self._tasks = []
 
 
-class _Follower:
+class _Watcher:
     """One pool. `look` finds its instances and reports a change; a failure leaves them as they were."""
 
     def __init__(self, pool: PoolSettings, on_change: OnChange) -> None:
@@ -105,14 +105,14 @@ class _Follower:
         self._on_change(self.pool.name, distinct)
 
 
-class _Static(_Follower):
+class _Static(_Watcher):
     """Addresses from the YAML."""
 
     async def look(self) -> None:
         self._found(_at_addresses(self.pool.endpoints))
 
 
-class _Dns(_Follower):
+class _Dns(_Watcher):
     """Names, resolved again at Envoy's interval. Each keeps its addresses while its resolver fails."""
 
     def __init__(self, pool: PoolSettings, on_change: OnChange, resolve: Resolve) -> None:
@@ -151,7 +151,7 @@ class _Dns(_Follower):
             _log.info("pool %s: %s resolves again", self.pool.name, host)
 
 
-class _Eds(_Follower):
+class _Eds(_Watcher):
     """A file that is replaced as the pool changes. Content that cannot be used is reported once and changes nothing."""
 
     def __init__(self, pool: PoolSettings, on_change: OnChange, path: Path) -> None:
@@ -184,7 +184,7 @@ class _Eds(_Follower):
             self._found(())
 
 
-def _follower(pool: PoolSettings, on_change: OnChange, resolve: Resolve) -> _Follower:
+def _follower(pool: PoolSettings, on_change: OnChange, resolve: Resolve) -> _Watcher:
     if pool.eds_path is not None:
         return _Eds(pool, on_change, pool.eds_path)
     if pool.discovery is config.Discovery.STRICT_DNS:

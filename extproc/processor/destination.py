@@ -7,24 +7,12 @@ the metadata steers, because a client can send the header too; it is overwritten
 
 from __future__ import annotations
 
+from extproc.base.headers import DESTINATION, EXPLANATION, NAMESPACE, POOL, PREFILLER, RANK
 from extproc.base.model import Choice, Reason
-from extproc.processor.messages import Routing
-
-DESTINATION = "x-gateway-destination-endpoint"
-SERVED = "x-gateway-destination-endpoint-served"
-NAMESPACE = "envoy.lb"
-PREFILLER = "x-prefiller-host-port"  # read by llm-d's routing sidecar in front of a decode instance
-SUBSET = "x-gateway-destination-endpoint-subset"
-SUBSET_NAMESPACE = "envoy.lb.subset_hint"
-# What the reference conformance tests of gateways steer by and look at; both only with `--conformance`.
-CONFORMANCE_SELECTION = "test-epp-endpoint-selection"
-CONFORMANCE_SERVED = "x-conformance-test-served-endpoint"
-EXPLANATION = "smetric"  # namespace of the metadata for access logs
-RANK = "x-data-parallel-rank"
-POOL = "x-smetric-pool"  # set where the request's model chooses among pools: routes match it
+from extproc.processor.messages import Mutation
 
 
-def to(choice: Choice, decision_ms: float, *, sidecar: bool = True, pool: str | None = None) -> Routing:
+def to(choice: Choice, decision_ms: float, *, sidecar: bool = True, pool: str | None = None) -> Mutation:
     """Send the request to the choice; `decision_ms` is how long the decision took.
 
     `sidecar`: one in front of the destination is to have the prompt prefilled, where the choice says who does that.
@@ -56,9 +44,9 @@ def to(choice: Choice, decision_ms: float, *, sidecar: bool = True, pool: str | 
         headers[POOL] = explanation["pool"] = pool
     strange = tuple(name for name in (RANK, PREFILLER) if name not in headers)  # a client's own, that is
     lb: dict[str, str | float] = {DESTINATION: destinations}
-    return Routing(headers, strange, {NAMESPACE: lb, EXPLANATION: explanation}, new_route=pool is not None)
+    return Mutation(headers, strange, {NAMESPACE: lb, EXPLANATION: explanation}, new_route=pool is not None)
 
 
-def nowhere(reason: Reason) -> Routing:
+def nowhere(reason: Reason) -> Mutation:
     """Name no destination: Envoy's own policy decides, and a destination that the client sent does not count."""
-    return Routing(remove_headers=(DESTINATION, RANK, PREFILLER), metadata={EXPLANATION: {"reason": reason.value}})
+    return Mutation(remove_headers=(DESTINATION, RANK, PREFILLER), metadata={EXPLANATION: {"reason": reason.value}})

@@ -34,6 +34,7 @@ from extproc.processor.messages import (
     Event,
     Extend,
     Immediate,
+    Mutation,
     OutOfTime,
     Output,
     Phase,
@@ -45,7 +46,6 @@ from extproc.processor.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    Routing,
     Seen,
     Streamed,
 )
@@ -111,7 +111,7 @@ class Exchange:
         wait: list[Output] = [] if duplex else [Extend(timeout_ms)]
         return [*wait, Prefill(self._headers, b"".join(self._body))]
 
-    def decided(self, routing: Routing, body: bytes | None = None) -> list[Output]:
+    def decided(self, routing: Mutation, body: bytes | None = None) -> list[Output]:
         """The answers that send the request, with another `body` if one is given, to where `routing` says."""
         self._leave_deciding(State.ROUTED)
         duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED and self._answer_due is Phase.REQUEST_HEADERS
@@ -129,7 +129,7 @@ class Exchange:
         self._body.clear()
         return outputs
 
-    def refused(self, error: ExtProcError, routing: Routing) -> list[Output]:
+    def refused(self, error: ExtProcError, routing: Mutation) -> list[Output]:
         """The answer that tells the client, in OpenAI's form, why nobody can serve the request."""
         self._leave_deciding(State.ANSWERED)
         self._body.clear()
@@ -211,7 +211,7 @@ class Exchange:
         status = event.headers.get(":status", "")
         told = None
         if self._served_header is not None:
-            told = Routing(set_headers={self._served_header: event.served or "not reported by the gateway"})
+            told = Mutation(set_headers={self._served_header: event.served or "not reported by the gateway"})
         self.watching = self.watching and status.startswith("2") and not event.end_of_stream
         hidden = self._response_mode in (BodyMode.NONE, BodyMode.UNKNOWN)
         passed = Continue(Phase.RESPONSE_HEADERS, told, show_response=self.watching and hidden)

@@ -86,7 +86,7 @@ Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | Respo
 
 
 @dataclass(frozen=True, slots=True)
-class Routing:
+class Mutation:
     """What a decision changes: request headers to set and to remove, and dynamic metadata by namespace.
 
     `new_route` makes Envoy choose the route again, by the headers as they are then.
@@ -150,7 +150,7 @@ class Continue:
     """
 
     phase: Phase
-    routing: Routing | None = None
+    routing: Mutation | None = None
     body: bytes | None = None
     show_response: bool = False
 
@@ -177,7 +177,7 @@ class Immediate:
 
     status: int
     body: bytes
-    routing: Routing
+    routing: Mutation
     headers: Mapping[str, str] = field(default_factory=dict)
 
 

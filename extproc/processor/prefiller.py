@@ -13,8 +13,8 @@ from enum import StrEnum
 
 import aiohttp
 
+from extproc.base.headers import RANK
 from extproc.base.model import Instance
-from extproc.processor.destination import RANK
 from extproc.routing import disaggregation
 
 # What the prefill instance must see of the client's request: who asks, and what traces it.

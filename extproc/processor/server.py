@@ -18,7 +18,7 @@ from typing import Any
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from extproc.base import metrics
+from extproc.base import headers, metrics
 from extproc.base.errors import BodyTimeout, NoInstance, Shed
 from extproc.base.model import Disaggregation, Reason
 from extproc.processor import destination, tls, wire
@@ -33,7 +33,7 @@ from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.suspects import ERRORS
 from extproc.routing.query import Ask, Query, explicit_turn
 from extproc.routing.route import RouteSettings
-from extproc.routing.router import Routed, Router
+from extproc.routing.router import Decision, Router
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class _Stream:
     exchange: Exchange
     body_due: float  # on the loop's clock: when a body that we collect must have ended
     pool: Pool | None = None
-    routed: Routed | None = None
+    routed: Decision | None = None
     ask: Ask = field(default_factory=Ask)
     decision_s: float = 0.0  # what the decision took, in seconds
     keeper: str = ""  # name of the instance that serves the request, and keeps its response
@@ -86,7 +86,7 @@ class Processor:
         router: Router,
         pools: Mapping[str, Pool],
         route: Callable[[Metadata], RouteSettings],
-        on_routed: Callable[[Pool, Routed], None],
+        on_routed: Callable[[Pool, Decision], None],
         prefiller: Prefiller,
         *,
         conformance: bool = False,
@@ -108,7 +108,7 @@ class Processor:
 
     async def process(self, events: AsyncIterator[Event], context: Any) -> AsyncIterator[Answer]:
         """One stream: one request of a client, for as long as Envoy is busy with it."""
-        exchange = Exchange(destination.CONFORMANCE_SERVED if self._conformance else None)
+        exchange = Exchange(headers.CONFORMANCE_SERVED if self._conformance else None)
         stream = _Stream(_metadata(context), exchange, asyncio.get_running_loop().time() + BODY_S)
         self.streams += 1
         metrics.STREAMS.inc()
@@ -191,7 +191,7 @@ class Processor:
                 return self._send(pool, stream, routed, disaggregation.decode_body(wanted.body, params))
         return self._send(pool, stream, routed)
 
-    def _send(self, pool: Pool, stream: _Stream, routed: Routed, body: bytes | None = None) -> list[Output]:
+    def _send(self, pool: Pool, stream: _Stream, routed: Decision, body: bytes | None = None) -> list[Output]:
         self._on_routed(pool, routed)
         choice, elapsed = routed.choice, stream.decision_s
         pool.suspects.tried(choice.instance.address, time.monotonic())
@@ -218,7 +218,7 @@ class Processor:
 
     def _subset(self, wanted: Decide) -> Subset | None:
         """The gateway's hint, unless a conformance test says where its request shall go."""
-        selection = wanted.headers.get(destination.CONFORMANCE_SELECTION) if self._conformance else None
+        selection = wanted.headers.get(headers.CONFORMANCE_SELECTION) if self._conformance else None
         return Subset([selection]) if selection else wanted.subset
 
     def _answered(self, stream: _Stream, answered: Prefilled) -> None:
@@ -265,7 +265,7 @@ async def _in_time(events: AsyncIterator[Event], stream: _Stream) -> AsyncIterat
         yield event
 
 
-class Health:
+class GrpcHealth:
     """gRPC health (`Check` and `Watch`) under every name that gateways ask for."""
 
     def __init__(self) -> None:
@@ -297,7 +297,7 @@ def _metadata(context: Any) -> Metadata:
     return tuple((key, value) for key, value in context.invocation_metadata() or () if key.startswith("x-smetric-"))
 
 
-def _prefilled(routed: Routed) -> None:
+def _prefilled(routed: Decision) -> None:
     """The instance that prefills for another is done. One that does both answers before it prefills, if it streams."""
     if isinstance(routed.ticket, PairTicket):
         routed.ticket.prefilled()

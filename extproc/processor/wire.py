@@ -11,9 +11,9 @@ from typing import Any
 
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
+from extproc.base.headers import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 from extproc.processor import messages
-from extproc.processor.destination import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
-from extproc.processor.messages import Answer, BodyMode, Continue, Event, Extend, Immediate, Phase, Routing, Streamed
+from extproc.processor.messages import Answer, BodyMode, Continue, Event, Extend, Immediate, Mutation, Phase, Streamed
 from extproc.routing.pools.admission import Subset
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -117,7 +117,7 @@ def _subset(message: Any) -> Subset | None:
     return Subset([hint.string_value, *(value.string_value for value in hint.list_value.values)])
 
 
-def _set_routing(response: Any, phase: Phase, routing: Routing) -> None:
+def _set_routing(response: Any, phase: Phase, routing: Mutation) -> None:
     _set_metadata(response, routing.metadata)
     if phase is Phase.REQUEST_TRAILERS:
         return  # headers are gone by then; the dynamic metadata still steers

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from extproc.base import blocks
 from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
+from extproc.base.headers import TURN
 from extproc.base.model import Reason
 from extproc.requests import apis, responses
 from extproc.routing.pools.admission import Subset
@@ -19,7 +20,6 @@ from extproc.routing.pools.pool import Pool
 
 _log = logging.getLogger(__name__)
 
-TURN = "x-smetric-turn"
 MAX_TURN_DIGITS = 9  # nobody has a billion turns; what is longer is no number of turns
 
 

@@ -36,7 +36,7 @@ RESPONSE_TTL_S = 24 * 3600  # how long it is remembered who keeps a response: pe
 
 
 @dataclass(frozen=True, slots=True)
-class Routed:
+class Decision:
     """A choice, the load that it holds until `ticket.release()`, and what it was made from.
 
     `choice.computes` is about to cache `query.chain`. `held` is in prompt blocks, by instance name.
@@ -62,7 +62,7 @@ class Router:
         self._loads = loads
         self._seed = seed
 
-    async def pick(self, pool: Pool, route: RouteSettings, ask: Ask, *, now: float) -> Routed:
+    async def pick(self, pool: Pool, route: RouteSettings, ask: Ask, *, now: float) -> Decision:
         """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock.
 
         Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
@@ -80,8 +80,8 @@ class Router:
         return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now)
 
     def again(
-        self, pool: Pool, route: RouteSettings, ask: Ask, routed: Routed, *, hopeless: bool = False, now: float
-    ) -> Routed:
+        self, pool: Pool, route: RouteSettings, ask: Ask, routed: Decision, *, hopeless: bool = False, now: float
+    ) -> Decision:
         """Choose anew where `routed.choice.prefill` could not prefill; gives the load of that choice back.
 
         After `disaggregation.ATTEMPTS` failures, or where more are `hopeless`, the one that decodes computes the prompt
@@ -128,7 +128,7 @@ class Router:
         admitted: Admission = admission.ALL,
         *,
         now: float,
-    ) -> Routed:
+    ) -> Decision:
         """Apply the policy to what is known and count the request. `held` is in prompt blocks, by instance name.
 
         Raises NoInstance and Shed, as `pick`.
@@ -169,10 +169,10 @@ class Router:
         ticket = self._loads.start(pool.name, names[chosen], query.prompt - cached[chosen])
         pool.speculation.note(names[chosen], query.chain, held.get(names[chosen], 0), now)
         if decoder is None or decoder.instance is choice.instance:
-            return Routed(choice, ticket, query, held, shadows)
+            return Decision(choice, ticket, query, held, shadows)
         pair = PairTicket(ticket, self._loads.start(pool.name, decoder.instance.name, 0))
         halved_choice = replace(choice, prefill=choice.instance, instance=decoder.instance, fallbacks=decoder.fallbacks)
-        return Routed(halved_choice, pair, query, held, shadows)
+        return Decision(halved_choice, pair, query, held, shadows)
 
     def _decoder(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> _Decoder:
         """The instance that decodes: the one with the fewest requests in flight, ties round robin."""

@@ -42,7 +42,7 @@ Client = Redis | RedisCluster
 Argument = bytes | str | int
 
 
-class Address(NamedTuple):
+class RedisUrl(NamedTuple):
     """An index URL taken apart."""
 
     url: str  # as redis-py understands it
@@ -51,7 +51,7 @@ class Address(NamedTuple):
     budget_s: float  # after which a decision goes without the index
 
 
-def parse(url: str) -> Address:
+def parse(url: str) -> RedisUrl:
     """`redis[s]://[USER:PASSWORD@]HOST:PORT/DB[?namespace=NAME][&cluster=true][&budget_ms=20]`.
 
     Other options of the query are redis-py's (`ssl_ca_certs=PATH` ...). Raises ConfigError.
@@ -65,10 +65,10 @@ def parse(url: str) -> Address:
     budget_ms = query.pop("budget_ms", str(DEFAULT_BUDGET_MS))
     if not budget_ms.isdecimal() or not int(budget_ms):
         raise ConfigError(f"index URL {without_secrets(url)!r}: budget_ms={budget_ms} is not a number of milliseconds")
-    return Address(urlunsplit(parts._replace(query=urlencode(query))), namespace, cluster, int(budget_ms) / 1000)
+    return RedisUrl(urlunsplit(parts._replace(query=urlencode(query))), namespace, cluster, int(budget_ms) / 1000)
 
 
-def connect(address: Address, connections: int) -> Client:
+def connect(address: RedisUrl, connections: int) -> Client:
     """A client that opens at most `connections` to a node, none of them yet. Raises ConfigError."""
     if not address.cluster:
         return connect_to_one(address, connections)
@@ -83,7 +83,7 @@ def connect(address: Address, connections: int) -> Client:
     return cluster
 
 
-def connect_to_one(address: Address, connections: int) -> Redis:
+def connect_to_one(address: RedisUrl, connections: int) -> Redis:
     """Like `connect`, to the server that the URL names, even where it is one node of a cluster. Raises ConfigError."""
     try:
         options = _options(connections)

@@ -7,7 +7,3 @@ code. The module's name is the command's; its line of help stands in `loadgen.cl
 from __future__ import annotations
 
 INTERRUPTED = 130  # exit code: what a shell reports of a process that SIGINT ended
-
-
-class CommandError(Exception):
-    """The command cannot go on; the message says why and what to do about it."""

@@ -7,7 +7,8 @@ import sys
 from importlib import import_module
 
 from extproc.routing.policies import registry
-from loadgen.commands import INTERRUPTED, CommandError
+from loadgen.command_error import CommandError
+from loadgen.commands import INTERRUPTED
 from loadgen.stack.processes import ProcessFailed, listens
 
 DESCRIPTION = """\

@@ -9,7 +9,7 @@ from pathlib import Path
 import uvloop
 import zmq
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.engine.instance import Limits
 from loadgen.engine.kv_events import Format
 from loadgen.engine.publisher import Addresses

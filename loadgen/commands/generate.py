@@ -17,7 +17,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import track
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.engine.server import MODEL_DIR
 from loadgen.replay.words import Words
 from loadgen.workloads import synthetic

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.commands.sweep import progress, simulate
 from loadgen.paper import document, figures, grid, made, workload
 from loadgen.paper.evidence import Evidence

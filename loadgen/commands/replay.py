@@ -12,7 +12,8 @@ from urllib.parse import urlsplit
 
 from rich.console import Console
 
-from loadgen.commands import INTERRUPTED, CommandError
+from loadgen.command_error import CommandError
+from loadgen.commands import INTERRUPTED
 from loadgen.engine.server import MODEL_DIR
 from loadgen.replay import access_log
 from loadgen.replay import run as replay_run
@@ -23,9 +24,8 @@ from loadgen.replay.script import Script
 from loadgen.replay.words import Words
 from loadgen.replay.workload import check, workload
 from loadgen.results.records import CSV, RunInfo, Slo, export_csv, read_rows
-from loadgen.simulation.scenario import Dispatch
 from loadgen.workloads.profiles import PROFILES
-from loadgen.workloads.trace import Trace
+from loadgen.workloads.trace import Dispatch, Trace
 
 _NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # of a header: RFC 9110, 5.6.2
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f\ud800-\udfff]*")  # of a header: RFC 9110, 5.5

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.report import output
 from loadgen.report.reading import Unreadable, read
 

@@ -14,12 +14,13 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from extproc.routing.policies import registry
 from loadgen import simulation
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.engine.timing import PROFILES as MODELS
 from loadgen.results.measures import Measures, Quantiles, measure, shown
 from loadgen.results.records import CSV, RunWriter, Slo, export_csv
-from loadgen.simulation.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
+from loadgen.simulation.scenario import Fetch, IndexView, Layout, Scenario
 from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.trace import Dispatch
 from loadgen.workloads.traces import TraceError
 
 DESCRIPTION = """\

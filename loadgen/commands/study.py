@@ -13,7 +13,7 @@ import msgspec
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.study.study import Study, study
 from loadgen.study.table import markdown
 from loadgen.workloads import traces

@@ -17,7 +17,7 @@ from rich.table import Table
 
 from extproc.routing.policies import registry
 from loadgen import simulation
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.results.intervals import Interval
 from loadgen.results.measures import shown
 from loadgen.results.records import Slo

@@ -15,9 +15,9 @@ import aiohttp
 import msgspec
 
 from loadgen.demo.sessions import Session
-from loadgen.engine.chat_template import Json
+from loadgen.json_types import Json
 from loadgen.replay.answers import following
-from loadgen.replay.chat_request import CHAT, Exchange, connect
+from loadgen.replay.chat_request import CHAT, ChatRequest, connect
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ async def _session(
             messages = [{"role": "system", "content": session.system}]
         messages += following(turn.text, {} if turn.compact else messages[-1])
         body = {**options, "messages": messages, "tools": session.tools, "max_tokens": turn.max_tokens}
-        exchange = Exchange()
+        exchange = ChatRequest()
         await exchange.send(http, msgspec.json.encode(body), stream=options["stream"])
         tokens = exchange.reading.tokens(turn.max_tokens)
         yield Record(

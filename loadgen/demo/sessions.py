@@ -12,7 +12,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from loadgen.engine.chat_template import Json
+from loadgen.json_types import Json
 
 VERBS = "read write open close list find move copy drop load store check merge split build start stop send wait lock"
 NOUNS = "file index lease block table queue cache route pool shard token batch event schema handler session replica"

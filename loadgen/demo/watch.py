@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from loadgen.demo.agents import Record
 from loadgen.demo.live import Decision, Row, Snapshot
-from loadgen.engine.chat_template import Json
+from loadgen.json_types import Json
 from loadgen.stack.stack import Stack
 
 SHOWN_DECISIONS = 5  # so that all fits into 24 lines of a terminal

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import TypeVar
 
 from loadgen.engine.block_keys import chain, extra_keys
-from loadgen.engine.chat_template import ChatError, ChatTemplate, Json
+from loadgen.engine.chat_template import ChatError, ChatTemplate
 from loadgen.engine.clock import LiveRequest
 from loadgen.engine.errors import Refused, bad_request, invalid
 from loadgen.engine.reply import Model, Reply
 from loadgen.engine.tokenizer import Tokens
+from loadgen.json_types import Json
 
 
 @dataclass(frozen=True, slots=True)

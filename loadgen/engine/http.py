@@ -17,12 +17,12 @@ from aiohttp import web
 from prometheus_client import generate_latest
 
 from loadgen.engine.chat_api import ChatApi, Completion, parse
-from loadgen.engine.chat_template import Json
 from loadgen.engine.clock import Engine
 from loadgen.engine.errors import Refused, invalid
 from loadgen.engine.metrics import EngineMetrics
 from loadgen.engine.other_apis import OtherApis
 from loadgen.engine.transfer import TransferInstance, Transfers
+from loadgen.json_types import Json
 
 log = logging.getLogger(__name__)
 

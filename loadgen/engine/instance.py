@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 from loadgen.engine import scheduler
 from loadgen.engine.block_cache import Block, BlockCache, Key
 from loadgen.engine.scheduler import Limits, Scheduler, Task
-from loadgen.engine.timing import Profile
+from loadgen.engine.timing import Accelerator
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ Step = scheduler.Step[R, Event[R]]
 class Instance(Scheduler[R, Event[R]]):
     """The scheduler of one instance and its cache of `blocks` blocks."""
 
-    def __init__(self, profile: Profile, blocks: int, block_size: int = 16, limits: Limits | None = None) -> None:
+    def __init__(self, profile: Accelerator, blocks: int, block_size: int = 16, limits: Limits | None = None) -> None:
         super().__init__(profile, limits)
         self.block_size = block_size
         self.cache = BlockCache(blocks)

@@ -20,10 +20,10 @@ import msgspec
 from aiohttp import web
 
 from loadgen.engine.chat_api import ChatApi, Completion, parse
-from loadgen.engine.chat_template import Json
 from loadgen.engine.clock import Engine
 from loadgen.engine.errors import Refused, invalid
 from loadgen.engine.transfer import Transfers
+from loadgen.json_types import Json
 
 Body = Mapping[str, Json]
 MAX_STORED = 10_000  # responses

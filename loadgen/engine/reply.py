@@ -12,8 +12,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from loadgen.engine.chat_template import Json
 from loadgen.engine.tokenizer import Tokens
+from loadgen.json_types import Json
 
 LENGTHS = (16, 96)  # tokens of a reply that nothing forces to another length
 TOOL_SHARE = 0.7  # of the replies that may call a tool

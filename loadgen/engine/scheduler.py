@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
-from loadgen.engine.timing import Profile
+from loadgen.engine.timing import Accelerator
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
@@ -67,7 +67,7 @@ class Scheduler(ABC, Generic[T, E]):
     Events (E) are what the memory tells of itself while a step is scheduled.
     """
 
-    def __init__(self, profile: Profile, limits: Limits | None = None) -> None:
+    def __init__(self, profile: Accelerator, limits: Limits | None = None) -> None:
         self.profile = profile
         self.limits = limits or Limits()
         self.waiting: deque[T] = deque()

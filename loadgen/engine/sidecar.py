@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 import aiohttp
 from aiohttp import web
 
-from loadgen.engine.chat_template import Json
+from loadgen.json_types import Json
 
 PREFILLER = "x-prefiller-host-port"
 MAX_BODY = 64 * 1024 * 1024  # bytes

@@ -14,7 +14,7 @@ GB = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Profile:
+class Accelerator:
     """A model on an accelerator. Times in seconds, sizes in bytes, rates in bytes a second."""
 
     fixed: float  # of every step, whatever is in it
@@ -73,9 +73,9 @@ class Profile:
         return steps
 
 
-PROFILES: dict[str, Profile] = {
+PROFILES: dict[str, Accelerator] = {
     # Qwen3-Coder-30B-A3B on one H20
-    "30b-h20": Profile(
+    "30b-h20": Accelerator(
         fixed=4.0e-3,
         per_token=47.9e-6,
         per_pair=5.54e-9,
@@ -88,7 +88,7 @@ PROFILES: dict[str, Profile] = {
         overhead=0.020,
     ),
     # Qwen3-Coder-30B-A3B on one H100
-    "30b-h100": Profile(
+    "30b-h100": Accelerator(
         fixed=3.5e-3,
         per_token=10.8e-6,
         per_pair=1.26e-9,
@@ -101,7 +101,7 @@ PROFILES: dict[str, Profile] = {
         overhead=0.016,
     ),
     # Qwen3-235B-A22B-FP8 on four H20, sizes and rates per GPU
-    "235b-4xh20": Profile(
+    "235b-4xh20": Accelerator(
         fixed=15e-3,
         per_token=68e-6,
         per_pair=6.5e-9,
@@ -115,7 +115,7 @@ PROFILES: dict[str, Profile] = {
     ),
     # 30b-h20 with tokens that stand for four, in prefill, in decode and in the cache: a workload with a quarter of the
     # lengths takes as long and fills the cache as far, and whoever plays the engines has a quarter of it to tokenise.
-    "30b-h20-quarter": Profile(
+    "30b-h20-quarter": Accelerator(
         fixed=4 * 4.0e-3,
         per_token=4 * 47.9e-6,
         per_pair=16 * 5.54e-9,
@@ -129,7 +129,7 @@ PROFILES: dict[str, Profile] = {
     ),
     # No real hardware: a small model with a small cache, so that a demonstration of a minute on a laptop shows prefill,
     # hits and evictions while the laptop, not the model, has to tokenise every prompt.
-    "demo": Profile(
+    "demo": Accelerator(
         fixed=6.0e-3,
         per_token=40e-6,
         per_pair=0.5e-9,

@@ -23,10 +23,10 @@ from prometheus_client import CollectorRegistry, Counter
 
 from loadgen.engine.block_cache import Block
 from loadgen.engine.chat_api import Completion
-from loadgen.engine.chat_template import Json
 from loadgen.engine.clock import LiveRequest
 from loadgen.engine.errors import invalid
 from loadgen.engine.instance import Instance
+from loadgen.json_types import Json
 
 PATH = "/simulated/kv/{request}"  # the side channel
 LEASE = (

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from loadgen.engine.chat_template import Json
+from loadgen.json_types import Json
 
 LONGEST_PROMPT = 100_000_000  # tokens; what is said to be longer is no count
 LONGEST_TEXT = 500  # characters of an error, of a name

@@ -33,7 +33,7 @@ def connect(base_url: str, *, headers: Mapping[str, str] | None = None, timeout_
     )
 
 
-class Exchange:
+class ChatRequest:
     """One request and what came of it. Times of `time.monotonic`, in seconds; absent values are None."""
 
     def __init__(self) -> None:

@@ -22,12 +22,11 @@ from urllib.parse import quote
 import aiohttp
 import msgspec
 
-from loadgen.engine.chat_template import Json
-from loadgen.replay.chat_request import CHAT, ENGINE_HEADER, Exchange
-from loadgen.replay.script import Ask, Messages, Script, carried_on
+from loadgen.json_types import Json
+from loadgen.replay.chat_request import CHAT, ENGINE_HEADER, ChatRequest
+from loadgen.replay.script import Messages, Script, Turn, carried_on
 from loadgen.results.records import Row
-from loadgen.simulation.scenario import Dispatch
-from loadgen.workloads.trace import Trace, TraceRequest
+from loadgen.workloads.trace import Dispatch, Trace, TraceRequest
 
 LATE_S = 0.05  # what is sent later than this after its time is late
 AHEAD_S = 5.0  # how long before its time a session's first text is composed
@@ -67,7 +66,7 @@ class _Family:
     tasks: asyncio.TaskGroup
     roots: list[TraceRequest] = field(default_factory=list)  # that wait for nobody
     start_s: float = 0.0  # in the run's time
-    opening: asyncio.Future[Ask] | None = None  # of `first`
+    opening: asyncio.Future[Turn] | None = None  # of `first`
 
 
 class Replay:
@@ -144,20 +143,20 @@ class Replay:
                 self._set_off(family, root, self._due(family, root), [], ask)
 
     def _set_off(
-        self, family: _Family, request: TraceRequest, due_s: float, before: Messages, ask: Awaitable[Ask]
+        self, family: _Family, request: TraceRequest, due_s: float, before: Messages, ask: Awaitable[Turn]
     ) -> None:
         if due_s <= self._options.until_s:
             family.tasks.create_task(self._request(family, request, due_s, before, ask))
 
     async def _request(
-        self, family: _Family, request: TraceRequest, due_s: float, before: Messages, ask: Awaitable[Ask]
+        self, family: _Family, request: TraceRequest, due_s: float, before: Messages, ask: Awaitable[Turn]
     ) -> None:
         """Send a request at its time, after the conversation `before`, and set off those that waited for its end."""
         conversation = carried_on(before, await ask)
         await self._until(due_s)
         body = self._body(request, conversation)
         children = self._children.get(request.id, ())
-        exchange = Exchange()
+        exchange = ChatRequest()
         asks = [self._compose(child) for child in children]
         try:
             await self._send(request, due_s, exchange, body)
@@ -171,7 +170,7 @@ class Replay:
         for child, next_ask in zip(children, asks, strict=True):
             self._set_off(family, child, self._due(family, child, ended), conversation, next_ask)
 
-    async def _send(self, request: TraceRequest, due_s: float, exchange: Exchange, body: bytes) -> None:
+    async def _send(self, request: TraceRequest, due_s: float, exchange: ChatRequest, body: bytes) -> None:
         options, counts = self._options, self.counts
         query = "" if options.tag is None else f"?request={quote(f'{options.tag}/{request.id}', safe='/')}"
         counts.sent += 1
@@ -205,7 +204,7 @@ class Replay:
         stamp = family.start_s + self._scaled(request.arrival_s - family.first.arrival_s)
         return stamp if parent_end is None else max(stamp, parent_end)
 
-    def _row(self, request: TraceRequest, due_s: float, exchange: Exchange) -> Row:
+    def _row(self, request: TraceRequest, due_s: float, exchange: ChatRequest) -> Row:
         row = _planned(request, due_s, exchange.error)
         tokens = exchange.reading.tokens(request.output)
         self.counts.doubtful += tokens.doubtful
@@ -232,7 +231,7 @@ class Replay:
             body["model"] = self._options.model
         return msgspec.json.encode(body)
 
-    def _compose(self, request: TraceRequest) -> asyncio.Future[Ask]:
+    def _compose(self, request: TraceRequest) -> asyncio.Future[Turn]:
         return asyncio.get_running_loop().run_in_executor(self._composer, self._script.ask, request)
 
     def _scaled(self, seconds: float) -> float:
@@ -274,4 +273,4 @@ def _planned(request: TraceRequest, due_s: float, error: str | None) -> Row:
     )
 
 
-__all__ = ["LATE_S", "PARENT_FAILED", "UNFINISHED", "Ask", "Counts", "Options", "Replay", "Script"]
+__all__ = ["LATE_S", "PARENT_FAILED", "UNFINISHED", "Counts", "Options", "Replay", "Script", "Turn"]

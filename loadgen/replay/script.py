@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from loadgen.engine.chat_template import Json
+from loadgen.json_types import Json
 from loadgen.replay.answers import following
 from loadgen.workloads.trace import TraceRequest
 
@@ -14,7 +14,7 @@ Messages = Sequence[Mapping[str, Json]]
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class Turn:
     """What a request says: it keeps leading messages of its parent's conversation, reply included, and adds some."""
 
     keep: int
@@ -24,11 +24,11 @@ class Ask:
 class Script(Protocol):
     """The words of a workload. Asked from another thread, once a request, for parents before their children."""
 
-    def ask(self, request: TraceRequest) -> Ask:
+    def ask(self, request: TraceRequest) -> Turn:
         """What a request says."""
 
 
-def carried_on(before: Messages, ask: Ask) -> list[Mapping[str, Json]]:
+def carried_on(before: Messages, ask: Turn) -> list[Mapping[str, Json]]:
     """The messages that a request sends, `before` being its parent's conversation.
 
     After a reply that called tools, the first new text is what they returned.

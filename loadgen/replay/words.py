@@ -15,9 +15,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from loadgen.engine.chat_template import ChatTemplate, Json
+from loadgen.engine.chat_template import ChatTemplate
 from loadgen.engine.tokenizer import Tokens
-from loadgen.replay.script import Ask
+from loadgen.json_types import Json
+from loadgen.replay.script import Turn
 from loadgen.workloads.trace import Trace, TraceRequest, common, cut, length, names
 
 REMEMBERED = 16_384  # blocks' words: 10 MB of references for blocks of 64 tokens
@@ -48,7 +49,7 @@ class Words:
         self._ends: dict[str, list[_End]] = {}  # of a request's messages, its reply included
         self._block = lru_cache(REMEMBERED)(self._draw)
 
-    def ask(self, request: TraceRequest) -> Ask:
+    def ask(self, request: TraceRequest) -> Turn:
         """What a request says: rendered, it comes to `request.input` tokens, or as near as whole messages allow."""
         parent = self._requests.get(request.parent) if request.parent is not None else None
         before = self._ends[parent.id] if parent else []
@@ -69,7 +70,7 @@ class Words:
         say("user", request.input - self._closing)
         replied = ends[-1].at + self._frame + request.output
         self._ends[request.id] = [*ends, _End(replied, True)]
-        return Ask(keep, messages)
+        return Turn(keep, messages)
 
     def _kept(self, request: TraceRequest, parent: TraceRequest, before: list[_End]) -> int:
         """How many messages of the parent's conversation the prompt still begins with."""

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from loadgen.simulation.scenario import Dispatch
 from loadgen.workloads.arrivals import arrange, fitting
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.scaling import scaled
 from loadgen.workloads.synthetic import generate, generate_whole
-from loadgen.workloads.trace import Fact, Trace
+from loadgen.workloads.trace import Dispatch, Fact, Trace
 from loadgen.workloads.traces import load
 
 

@@ -12,16 +12,16 @@ from functools import partial
 from itertools import count
 
 from extproc.routing.disaggregation import PairTicket
-from extproc.routing.router import Routed
+from extproc.routing.router import Decision
 from loadgen.engine.scheduler import Step
 from loadgen.engine.timing import PROFILES
 from loadgen.results.records import Row
 from loadgen.simulation.caches import GlobalTier, LocalCache
 from loadgen.simulation.instance import Event, SimulatedInstance, SimulatedTask
 from loadgen.simulation.keys import Keys
-from loadgen.simulation.product_router import Gateway
-from loadgen.simulation.scenario import Dispatch, Layout, Scenario
-from loadgen.workloads.trace import Trace, TraceRequest
+from loadgen.simulation.product_router import ProductRouter
+from loadgen.simulation.scenario import Layout, Scenario
+from loadgen.workloads.trace import Dispatch, Trace, TraceRequest
 
 # Simulated after the window, with load, so that what is due at its end can still finish: a reply of 8,192 tokens takes
 # less at any load that meets the SLO.
@@ -83,9 +83,9 @@ class _Cluster:
             )
             for name in names
         }
-        self._gateway = Gateway(scenario, names, block_size, blocks)
+        self._gateway = ProductRouter(scenario, names, block_size, blocks)
         self._steps: dict[str, tuple[int, Step[SimulatedTask, Event]]] = {}  # under way, by instance, with its number
-        self._tickets: dict[str, Routed] = {}  # of requests under way, by id
+        self._tickets: dict[str, Decision] = {}  # of requests under way, by id
         self._rows: list[Row] = []
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._order = count()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from loadgen.engine.scheduler import Scheduler, Step, Task
-from loadgen.engine.timing import GB, Profile
+from loadgen.engine.timing import GB, Accelerator
 from loadgen.results.records import Row
 from loadgen.simulation.caches import GlobalTier, LocalCache
 from loadgen.simulation.keys import KeyArray
@@ -54,7 +54,7 @@ class SimulatedInstance(Scheduler[SimulatedTask, Event]):
     def __init__(
         self,
         name: str,
-        profile: Profile,
+        profile: Accelerator,
         cache: LocalCache,
         block_size: int,
         tier: GlobalTier | None,

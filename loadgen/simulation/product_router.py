@@ -22,7 +22,7 @@ from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Query
 from extproc.routing.route import RouteSettings
-from extproc.routing.router import Routed, Router
+from extproc.routing.router import Decision, Router
 from loadgen.simulation.instance import Event, Removed, Stored
 from loadgen.simulation.scenario import IndexView, Layout, Scenario
 
@@ -34,7 +34,7 @@ ROUTED_TTL_S = 600.0  # of a routed pool's entries, the product's default
 T = TypeVar("T")
 
 
-class Gateway:
+class ProductRouter:
     """Routes requests, and learns from the instances what their caches hold."""
 
     def __init__(self, scenario: Scenario, names: Sequence[str], block_size: int, blocks: int) -> None:
@@ -55,7 +55,7 @@ class Gateway:
         self._routed = RoutedCache(POOL, blocks, ROUTED_TTL_S) if routed else None
         self._evicts = scenario.index is IndexView.EXACT
 
-    def route(self, turn: int, history: int, prompt: int, chain: Sequence[int], now: float) -> Routed:
+    def route(self, turn: int, history: int, prompt: int, chain: Sequence[int], now: float) -> Decision:
         """Choose an instance. Lengths in tokens; `chain` names the prompt's whole blocks."""
         query = Query(turn, history * BYTES, prompt * BYTES, chain, divisible=self._divisible)
         held = _completed(self._index.match(POOL, chain)) if chain else {}

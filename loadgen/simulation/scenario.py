@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from loadgen.results.records import Slo
+from loadgen.workloads.trace import Dispatch
 
 
 class Fetch(StrEnum):
@@ -21,13 +22,6 @@ class Layout(StrEnum):
 
     COLOCATED = "colocated"  # every instance does everything
     DISAGGREGATED = "disaggregated"  # instances prefill; an ideal decoder takes over, so only prefill is measured
-
-
-class Dispatch(StrEnum):
-    """When a follow-up is sent: results differ by about 30 %, so it is fixed for an experiment."""
-
-    TRACE = "trace"  # at its timestamp, or at its parent's end where that is later
-    THINK = "think"  # its gap after its parent's end
 
 
 class IndexView(StrEnum):

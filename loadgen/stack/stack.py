@@ -18,8 +18,8 @@ from types import TracebackType
 from typing import Any
 
 from extproc.app.workers import STRIDE
-from loadgen.engine.chat_template import Json
 from loadgen.engine.server import MODEL_DIR
+from loadgen.json_types import Json
 from loadgen.stack.envoy_config import HOST, EnvoySettings, render
 from loadgen.stack.parts import Engine, Sidecar, StackFailed, envoy_program, get, redis_server
 from loadgen.stack.processes import POLL, Child, ProcessFailed, free_port, listens, uninterrupted

@@ -16,6 +16,13 @@ from enum import StrEnum
 Runs = tuple[tuple[int, int], ...]  # (first name, count): the names first, first + 1, ... first + count - 1
 
 
+class Dispatch(StrEnum):
+    """When a follow-up is sent: results differ by about 30 %, so it is fixed for an experiment."""
+
+    TRACE = "trace"  # at its timestamp, or at its parent's end where that is later
+    THINK = "think"  # its gap after its parent's end
+
+
 class Trigger(StrEnum):
     """What made an agent send a request."""
 

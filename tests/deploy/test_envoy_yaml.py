@@ -26,8 +26,8 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 from grpc_health.v1 import health, health_pb2_grpc
 
 from extproc import config
+from extproc.base.headers import DESTINATION, RANK, SERVED
 from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS
-from extproc.processor.destination import DESTINATION, RANK, SERVED
 from extproc.routing.policies import registry
 from extproc.routing.route import CLUSTER, POLICY
 from loadgen.stack.envoy_config import EnvoySettings, render

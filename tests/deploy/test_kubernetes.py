@@ -13,10 +13,10 @@ import pytest
 import yaml
 
 from extproc import cli, config
+from extproc.base.headers import DESTINATION, EXPLANATION, PREFILLER, RANK
 from extproc.base.model import Instance
 from extproc.config import Settings
 from extproc.instances.discovery import Address, Discovery
-from extproc.processor.destination import DESTINATION, EXPLANATION, PREFILLER, RANK
 from extproc.processor.server import LIVENESS, READINESS
 from loadgen.engine.server import MODEL_DIR
 from loadgen.stack.stack import Stack

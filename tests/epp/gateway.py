@@ -16,8 +16,8 @@ import grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from google.protobuf import json_format
 
+from extproc.base.headers import DESTINATION, NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 from extproc.processor import wire
-from extproc.processor.destination import DESTINATION, NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 
 CHAT = "/v1/chat/completions"
 PATIENCE_S = 20.0

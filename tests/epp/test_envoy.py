@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
+from extproc.base.headers import CONFORMANCE_SELECTION, CONFORMANCE_SERVED, SUBSET, SUBSET_NAMESPACE
 from extproc.processor import tls
-from extproc.processor.destination import CONFORMANCE_SELECTION, CONFORMANCE_SERVED, SUBSET, SUBSET_NAMESPACE
 from loadgen.stack.stack import Stack
 from tests.epp.envoy_tls import reach_by_tls
 from tests.epp.handshake import Handshake, der, shake

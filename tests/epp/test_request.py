@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from extproc.base.headers import DESTINATION
 from extproc.base.model import Reason
 from extproc.processor import exchange, server
-from extproc.processor.destination import DESTINATION
 from extproc.routing.pools.suspects import SUSPECT_S
 from tests.epp.conftest import ADDRESSES, Picker, StartPicker
 from tests.epp.gateway import BLIND, DUPLEX, MAX_CHUNK, NULL, chat

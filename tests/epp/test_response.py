@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-from extproc.processor.destination import CONFORMANCE_SELECTION, CONFORMANCE_SERVED
+from extproc.base.headers import CONFORMANCE_SELECTION, CONFORMANCE_SERVED
 from tests.epp.conftest import ADDRESSES, Picker, StartPicker
 from tests.epp.gateway import DUPLEX, Gateway, chat
 

@@ -12,7 +12,7 @@ import pytest
 
 from extproc.base.errors import ConfigError
 from extproc.processor import tls
-from extproc.processor.server import OPTIONS, Health, credentials
+from extproc.processor.server import OPTIONS, GrpcHealth, credentials
 from tests.epp.handshake import Handshake, der, shake
 
 
@@ -46,7 +46,7 @@ def files(tmp_path: Path, certificate: tls.Pair) -> Files:
 async def port(files: Files) -> AsyncIterator[int]:
     """A server whose certificate is in files."""
     server = grpc.aio.server(options=OPTIONS)
-    Health().add_to(server)
+    GrpcHealth().add_to(server)
     bound = server.add_secure_port("127.0.0.1:0", credentials(tls.CertificateFiles(files.certificate, files.key)))
     await server.start()
     yield bound

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from loadgen.replay.chat_request import CHAT
-from loadgen.replay.script import Ask
+from loadgen.replay.script import Turn
 from loadgen.workloads.trace import TraceRequest, Trigger
 
 REPLY = ({"role": "assistant", "content": ""}, {"content": " so"}, {"content": " be"}, {"content": " it"})
@@ -27,14 +27,14 @@ class Words:
         self._keep = keep or {}
         self._asked: set[str | None] = {None}
 
-    def ask(self, request: TraceRequest) -> Ask:
+    def ask(self, request: TraceRequest) -> Turn:
         assert request.parent in self._asked, "a parent must be asked for before its children"
         self._asked.add(request.id)
         said = {"role": "user", "content": request.id}
         if request.parent is None:
-            return Ask(0, [{"role": "system", "content": "system"}, said])
+            return Turn(0, [{"role": "system", "content": "system"}, said])
         kept = 1 if request.trigger is Trigger.COMPACTION else 1_000
-        return Ask(self._keep.get(request.id, kept), [said])
+        return Turn(self._keep.get(request.id, kept), [said])
 
 
 class ChatServer:

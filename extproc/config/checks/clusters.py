@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from extproc.base.headers import DESTINATION, NAMESPACE
 from extproc.base.model import Role
 from extproc.config.checks.shared import OVERRIDE_POLICY as POLICY
 from extproc.config.checks.shared import Pools, filters, override_host
@@ -18,7 +19,6 @@ from extproc.config.envoy_types import (
 )
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Topology
-from extproc.processor.destination import DESTINATION, NAMESPACE
 from extproc.routing.route import suggest
 
 UPSTREAM: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"

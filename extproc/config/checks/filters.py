@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from extproc.base.headers import DESTINATION, EXPLANATION, NAMESPACE
 from extproc.config.checks.shared import Pools, filters, matches, override_host, pools_behind
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Topology
-from extproc.processor.destination import DESTINATION, EXPLANATION, NAMESPACE
 from extproc.routing.route import CLUSTER
 
 

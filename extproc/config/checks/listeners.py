@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Final
 
+from extproc.base.headers import PREFILLER
 from extproc.base.model import Role
 from extproc.config.checks.shared import Pools, override_host, pools_behind, removed_before, shown
 from extproc.config.report import Problem, warning
 from extproc.config.topology import RouteEntry, Topology
-from extproc.processor.destination import PREFILLER
 
 BODY_BYTES = 32 * 1024 * 1024  # agents send 0.2-4 MB; with images, more
 IDLE = timedelta(minutes=5)  # Envoy's default

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
+from extproc.base.headers import POOL
 from extproc.config.checks.shared import Pools
 from extproc.config.envoy_types import ProcessingMode
 from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import RouteEntry, Topology
-from extproc.processor.destination import POOL
 from extproc.requests.responses import PATH
 
 _PATHS = ("path", "prefix", "path_separated_prefix")

@@ -16,7 +16,7 @@ from typing import Annotated, TypeVar
 
 import msgspec
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 
 T = TypeVar("T")
 

@@ -19,6 +19,7 @@ from extproc.processor.messages import (
     Event,
     Extend,
     Immediate,
+    Mutation,
     OutOfTime,
     Output,
     Phase,
@@ -30,12 +31,11 @@ from extproc.processor.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    Routing,
     Streamed,
 )
 
 HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}
-ROUTING = Routing(set_headers={"x": "1"}, metadata={"envoy.lb": {"x": "1"}})
+ROUTING = Mutation(set_headers={"x": "1"}, metadata={"envoy.lb": {"x": "1"}})
 OK = ResponseHeaders({":status": "200"}, served="10.0.0.1:8000")
 
 
@@ -200,7 +200,7 @@ def test_buffered_asks_for_time_and_changes_body_and_length_together() -> None:
     """Envoy's timer runs while the prompt is computed; without a content-length it would answer 500."""
     exchange, wait = prefilling(BodyMode.BUFFERED, RequestBody(b"{}", True))
     assert wait == [Extend(5_000), Prefill(HEADERS, b"{}")]
-    lengthened = Routing({"x": "1", "content-length": "9"}, metadata=ROUTING.metadata)
+    lengthened = Mutation({"x": "1", "content-length": "9"}, metadata=ROUTING.metadata)
     assert exchange.decided(ROUTING, b'{"x": 12}') == [Continue(Phase.REQUEST_BODY, lengthened, b'{"x": 12}')]
 
 
@@ -213,7 +213,7 @@ def test_full_duplex_needs_no_time_and_streams_the_new_body(trailers: bool) -> N
     )
     assert wait == [Prefill(HEADERS, b"{}")]
     body = b"x" * (CHUNK + 1)
-    lengthened = Routing({"x": "1", "content-length": str(len(body))}, metadata=ROUTING.metadata)
+    lengthened = Mutation({"x": "1", "content-length": str(len(body))}, metadata=ROUTING.metadata)
     assert exchange.decided(ROUTING, body) == [
         Continue(Phase.REQUEST_HEADERS, lengthened),
         *streamed(Phase.REQUEST_BODY, (body[:CHUNK], False), (b"x", not trailers)),

@@ -21,7 +21,7 @@ from extproc.base.model import Instance
 from extproc.index.memory import MemoryIndex
 from extproc.processor import server
 from extproc.processor.prefiller import Prefiller
-from extproc.processor.server import OPTIONS, READINESS, Health, Processor
+from extproc.processor.server import OPTIONS, READINESS, GrpcHealth, Processor
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
@@ -270,7 +270,7 @@ async def test_ten_thousand_aborts_leave_no_load(served: Served, caplog: pytest.
 
 async def test_health_answers_under_every_name() -> None:
     """Check and Watch, ready and not, alive throughout."""
-    server, health = grpc.aio.server(), Health()
+    server, health = grpc.aio.server(), GrpcHealth()
     health.add_to(server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()

@@ -16,13 +16,13 @@ from extproc.processor.exchange import Exchange
 from extproc.processor.messages import (
     BodyMode,
     Continue,
+    Mutation,
     Phase,
     Prefilled,
     RequestBody,
     RequestHeaders,
     ResponseBody,
     ResponseHeaders,
-    Routing,
     Seen,
     Streamed,
 )
@@ -46,7 +46,7 @@ def routed(response_mode: BodyMode = BodyMode.NONE, *, watching: bool = True) ->
     exchange.receive(RequestHeaders({":path": RESPONSES}, False, BodyMode.BUFFERED, response_mode))
     exchange.receive(RequestBody(b"{}", True))
     exchange.watching = watching
-    exchange.decided(Routing())
+    exchange.decided(Mutation())
     return exchange
 
 
@@ -89,7 +89,7 @@ def test_what_envoy_is_told() -> None:
     assert shown.mode_override.response_body_mode == 1
     assert not wire.ProcessingResponse.FromString(wire.encode(PASSED)).HasField("mode_override")
     for new_route in (True, False):
-        answer = Continue(Phase.REQUEST_BODY, Routing({"a": "b"}, new_route=new_route))
+        answer = Continue(Phase.REQUEST_BODY, Mutation({"a": "b"}, new_route=new_route))
         told = wire.ProcessingResponse.FromString(wire.encode(answer))
         assert told.request_body.response.clear_route_cache is new_route
 

@@ -12,6 +12,7 @@ from extproc.processor.messages import (
     Continue,
     Extend,
     Immediate,
+    Mutation,
     Phase,
     RequestBody,
     RequestHeaders,
@@ -19,7 +20,6 @@ from extproc.processor.messages import (
     ResponseBody,
     ResponseHeaders,
     ResponseTrailers,
-    Routing,
     Streamed,
 )
 
@@ -103,7 +103,7 @@ def test_bytes_that_are_no_message_raise() -> None:
 
 def test_a_routing_sets_headers_and_metadata() -> None:
     """Headers are overwritten by raw_value alone, removed where asked; metadata goes out by namespace."""
-    routing = Routing({"to": "a:1"}, ("gone",), {"envoy.lb": {"to": "a:1"}, "smetric": {"turn": 3}})
+    routing = Mutation({"to": "a:1"}, ("gone",), {"envoy.lb": {"to": "a:1"}, "smetric": {"turn": 3}})
     assert response(wire.encode(Continue(Phase.REQUEST_BODY, routing))) == {
         "request_body": {
             "response": {
@@ -130,7 +130,7 @@ def test_every_phase_can_be_passed(phase: Phase) -> None:
 
 def test_on_trailers_only_metadata_can_steer() -> None:
     """A destination that is due at the trailers cannot set headers any more."""
-    routing = Routing({"to": "a:1"}, (), {"envoy.lb": {"to": "a:1"}})
+    routing = Mutation({"to": "a:1"}, (), {"envoy.lb": {"to": "a:1"}})
     assert response(wire.encode(Continue(Phase.REQUEST_TRAILERS, routing))) == {
         "request_trailers": {},
         "dynamic_metadata": {"envoy.lb": {"to": "a:1"}},
@@ -139,7 +139,7 @@ def test_on_trailers_only_metadata_can_steer() -> None:
 
 def test_a_changed_body() -> None:
     """The whole of it replaces the client's, beside the headers of the decision."""
-    encoded = response(wire.encode(Continue(Phase.REQUEST_BODY, Routing(), b"new")))
+    encoded = response(wire.encode(Continue(Phase.REQUEST_BODY, Mutation(), b"new")))
     assert encoded == {"request_body": {"response": {"header_mutation": {}, "body_mutation": {"body": "bmV3"}}}}
 
 
@@ -157,7 +157,7 @@ def test_a_streamed_piece() -> None:
 
 def test_an_immediate_answer_is_json() -> None:
     """Status, body and content type reach the client."""
-    encoded = response(wire.encode(Immediate(503, b"{}", Routing(metadata={"smetric": {"reason": "no_instance"}}))))
+    encoded = response(wire.encode(Immediate(503, b"{}", Mutation(metadata={"smetric": {"reason": "no_instance"}}))))
     immediate = encoded["immediate_response"]
     assert isinstance(immediate, dict)
     assert immediate["status"] == {"code": "ServiceUnavailable"}

@@ -21,7 +21,7 @@ from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.suspects import SUSPECT_S
 from extproc.routing.query import Ask, Query
 from extproc.routing.route import RouteSettings
-from extproc.routing.router import Routed, Router
+from extproc.routing.router import Decision, Router
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 200}
@@ -48,7 +48,7 @@ class Setup:
         self.router = Router(self.index, self.loads)
         self.pool = Pool("pool", PlainRenderer(), instances=[Instance(f"10.0.0.{i}:8000") for i in range(count)])
 
-    async def pick(self, body: bytes | None, *, path: str = CHAT, now: float = 0.0, **options: float) -> Routed:
+    async def pick(self, body: bytes | None, *, path: str = CHAT, now: float = 0.0, **options: float) -> Decision:
         return await self.router.pick(self.pool, RouteSettings("pool", options=options), Ask(path, body), now=now)
 
     def chain(self, body: bytes) -> Sequence[int]:

@@ -18,7 +18,7 @@ from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask
 from extproc.routing.route import RouteSettings
-from extproc.routing.router import Routed, Router
+from extproc.routing.router import Decision, Router
 
 CHAT = "/v1/chat/completions"
 SYSTEM = {"role": "system", "content": "You are careful. " * 200}
@@ -49,12 +49,12 @@ class Setup:
 
     async def pick(
         self, messages: list[dict[str, str]], now: float = 0.0, **fields: Any
-    ) -> tuple[int | None, int, Routed]:
+    ) -> tuple[int | None, int, Decision]:
         """The numbers of the prefill and the decode instance, and everything else."""
         routed = await self.router.pick(self.pool, self.route, self.ask(messages, **fields), now=now)
         return *self.numbers(routed), routed
 
-    def numbers(self, routed: Routed) -> tuple[int | None, int]:
+    def numbers(self, routed: Decision) -> tuple[int | None, int]:
         choice, instances = routed.choice, list(self.pool.instances)
         return None if choice.prefill is None else instances.index(choice.prefill), instances.index(choice.instance)
 

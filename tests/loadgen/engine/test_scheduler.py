@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from loadgen.engine.block_keys import chain, extra_keys
 from loadgen.engine.instance import Instance, Limits, Request, Step
-from loadgen.engine.timing import PROFILES, Profile
+from loadgen.engine.timing import PROFILES, Accelerator
 from tests.support.driving import drive
 
 SIZE = 4
@@ -119,7 +119,7 @@ def test_a_step_with_a_prefill_is_no_leap() -> None:
 
 
 @given(profiles, st.integers(1, 300), st.integers(0, 500_000), st.integers(1, 200))
-def test_decodes_are_their_steps_summed_up(profile: Profile, sequences: int, context: int, steps: int) -> None:
+def test_decodes_are_their_steps_summed_up(profile: Accelerator, sequences: int, context: int, steps: int) -> None:
     """The closed form equals a loop over `seconds`, each context a token longer each step."""
     contexts = [context, *[0] * (sequences - 1)]
     loop = sum(profile.seconds([], [length + step for length in contexts]) for step in range(steps))
@@ -127,7 +127,9 @@ def test_decodes_are_their_steps_summed_up(profile: Profile, sequences: int, con
 
 
 @given(profiles, st.integers(1, 300), st.integers(0, 500_000), st.integers(1, 10_000), st.floats(-0.999, 0.0))
-def test_decode_steps_is_the_inverse(profile: Profile, sequences: int, context: int, steps: int, less: float) -> None:
+def test_decode_steps_is_the_inverse(
+    profile: Accelerator, sequences: int, context: int, steps: int, less: float
+) -> None:
     """The fewest steps that fill a time: for n steps' time, and for less by a part of the last one, n."""
     ends = profile.decodes(sequences, context, steps)
     last = ends - profile.decodes(sequences, context, steps - 1)

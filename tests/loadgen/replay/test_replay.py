@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.commands import replay as command
 from loadgen.replay import run as replay_run
 from loadgen.replay.chat_request import connect
 from loadgen.replay.replay import PARENT_FAILED, UNFINISHED, Options, Replay
 from loadgen.results.records import CSV, Row, read_info, read_rows
-from loadgen.simulation.scenario import Dispatch
 from loadgen.workloads.scaling import scaled
-from loadgen.workloads.trace import Fact, Trace, TraceRequest, Trigger
+from loadgen.workloads.trace import Dispatch, Fact, Trace, TraceRequest, Trigger
 from loadgen.workloads.traces import superset
 from tests.support.chat_server import INSTANCE, USED, ChatServer, Words, chat_server
 

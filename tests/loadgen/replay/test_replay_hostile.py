@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.replay import chat_request
 from loadgen.results.measures import measure
 from loadgen.results.records import CSV, ROWS, RUN, Row, RunInfo, RunWriter, read_info, read_rows

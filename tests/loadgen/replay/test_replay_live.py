@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.commands import replay as command
 from loadgen.results.records import CSV, read_info, read_rows
 from loadgen.stack.processes import free_port

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from loadgen.engine.chat_template import ChatTemplate, Json
+from loadgen.engine.chat_template import ChatTemplate
 from loadgen.engine.server import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
+from loadgen.json_types import Json
 from loadgen.replay.script import carried_on
 from loadgen.replay.words import Words
 from loadgen.study.study import study

@@ -14,12 +14,12 @@ from loadgen.replay.run import Gateway
 from loadgen.replay.words import Words
 from loadgen.results.records import Row, RunInfo
 from loadgen.simulation import simulate
-from loadgen.simulation.scenario import Dispatch, Scenario
+from loadgen.simulation.scenario import Scenario
 from loadgen.stack.stack import Stack
 from loadgen.workloads.profiles import PAPER_TRACE_1
 from loadgen.workloads.scaling import scaled
 from loadgen.workloads.synthetic import generate_whole
-from loadgen.workloads.trace import Trace
+from loadgen.workloads.trace import Dispatch, Trace
 
 ENGINES = 3
 MODEL = "30b-h20-quarter"

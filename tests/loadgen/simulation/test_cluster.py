@@ -13,8 +13,8 @@ from loadgen.results.records import Row
 from loadgen.simulation import ImpossibleScenario, info, label, simulate
 from loadgen.simulation.cluster import DRAIN_S, IDEAL_TPOT_S, _Cluster
 from loadgen.simulation.product_router import DECODER, POOL
-from loadgen.simulation.scenario import Dispatch, Fetch, IndexView, Layout, Scenario
-from loadgen.workloads.trace import Trace
+from loadgen.simulation.scenario import Fetch, IndexView, Layout, Scenario
+from loadgen.workloads.trace import Dispatch, Trace
 from tests.support.simulation_traces import SIZE, conversations, nothing_named, request, trace
 
 SMALL = Scenario(instances=4, local_tokens=40_000, warmup_s=0.0, measure_s=60.0)

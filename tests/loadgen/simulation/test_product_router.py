@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from extproc.routing.disaggregation import PairTicket
 from loadgen.simulation.instance import Removed, Stored
-from loadgen.simulation.product_router import DECODER, POOL, Gateway
+from loadgen.simulation.product_router import DECODER, POOL, ProductRouter
 from loadgen.simulation.scenario import IndexView, Layout, Scenario
 
 SIZE = 16
@@ -12,11 +12,11 @@ NAMES = ["a", "b", "c"]
 CHAIN = list(range(10))
 
 
-def gateway(**asked: object) -> Gateway:
-    return Gateway(Scenario(**asked), NAMES, SIZE, blocks=100)  # type: ignore[arg-type]
+def gateway(**asked: object) -> ProductRouter:
+    return ProductRouter(Scenario(**asked), NAMES, SIZE, blocks=100)  # type: ignore[arg-type]
 
 
-def follow_up(subject: Gateway, now: float = 100.0) -> tuple[str, int]:
+def follow_up(subject: ProductRouter, now: float = 100.0) -> tuple[str, int]:
     """Where a second turn goes whose prompt is `CHAIN`, and how many of its tokens the router takes to be there."""
     choice = subject.route(1, 9 * SIZE, 10 * SIZE, CHAIN, now).choice
     return choice.computes.name, choice.hit * 10 * SIZE // choice.prompt

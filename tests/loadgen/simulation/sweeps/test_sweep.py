@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from loadgen import cli, simulation
-from loadgen.commands import CommandError
+from loadgen.command_error import CommandError
 from loadgen.commands.sweep import scenarios, tables
 from loadgen.results.measures import Measures, measure
 from loadgen.results.records import Row, RunInfo
