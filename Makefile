@@ -29,9 +29,10 @@ test-vllm: $(READY) ## predictions against two real vLLM instances on the CPU (3
 	@bash tests/vllm/setup.sh $(VLLM)
 	@SMETRIC_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
-check: $(READY) ## ruff (format, lint, import rules) and mypy --strict
+check: $(READY) ## ruff (format, lint), walls between the rooms (transitive imports), mypy --strict
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
+	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 
 format: $(READY) ## format the code

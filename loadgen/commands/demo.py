@@ -9,6 +9,7 @@ from importlib import import_module
 from extproc.routing.policies import registry
 from loadgen.command_error import CommandError
 from loadgen.commands import INTERRUPTED
+from loadgen.demo.words import NOTE, starting
 from loadgen.stack.processes import ProcessFailed, listens
 
 DESCRIPTION = """\
@@ -26,9 +27,6 @@ examples:
 """
 
 SERVE_PORT = 10_000
-NOTE = """\
-Real: Envoy, the ext_proc server with its index, HTTP, KV events over ZMQ, tokenizer, prefix caches.
-Simulated: how long the engines compute (profile "demo", no GPU) and what they answer; the agents are synthetic."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         )
     _say(starting(args.engines))
     try:
-        demo = import_module("loadgen.demo.demo")
+        demo = import_module("loadgen.demo.demo")  # a second of imports, after the first words
         try:
             code: int = demo.serve(args, policies[0], port) if args.serve else demo.compare(args, policies)
         except (demo.StackFailed, ProcessFailed) as error:
@@ -75,11 +73,6 @@ def run(args: argparse.Namespace) -> int:
         _say("stopped; everything is cleaned up")
         return 0 if args.serve else INTERRUPTED
     return code
-
-
-def starting(engines: int) -> str:
-    """What is said before the parts start."""
-    return f"starting {engines} engines, ext_proc and Envoy ..."
 
 
 def _say(text: str) -> None:

@@ -11,13 +11,13 @@ from itertools import count
 
 from rich.console import Console
 
-from loadgen.commands.demo import starting
 from loadgen.demo import agents
 from loadgen.demo import sessions as workload
 from loadgen.demo.live import View, comparison, view
 from loadgen.demo.sessions import Session
 from loadgen.demo.summary import Summary, summarise
 from loadgen.demo.watch import Watch
+from loadgen.demo.words import starting
 from loadgen.stack.stack import Stack, StackFailed
 
 LIMIT = 70.0  # seconds that one policy may take: both together stay under three minutes
