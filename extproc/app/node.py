@@ -14,7 +14,6 @@ import sys
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -36,14 +35,16 @@ from extproc.instances.health_checks import HealthChecker
 from extproc.kv_events.engines import sglang, vllm
 from extproc.kv_events.follower import Follower
 from extproc.processor import tls
+from extproc.processor.grpc_health import GrpcHealth
 from extproc.processor.prefiller import Prefiller
-from extproc.processor.server import OPTIONS, GrpcHealth, Metadata, Processor, credentials
+from extproc.processor.routes import Routes
+from extproc.processor.server import OPTIONS, Processor, credentials
+from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer, Renderer
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools import mismatch
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
 from extproc.shared_state.link import without_secrets
 from extproc.shared_state.load_exchange import RENEW_S, Leases, LoadExchange
@@ -124,7 +125,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         routes, record = Routes(settings.default), _record(node.recorder)
         prefiller = Prefiller()
         stack.push_async_callback(prefiller.close)
-        processor = Processor(node.router, node.pools, routes, record, prefiller, conformance=options.conformance)
+        processor = Processor(Services(node.router, node.pools, routes, record, prefiller, options.conformance))
         node.streams = lambda: processor.streams
         server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), GrpcHealth()
         server.add_generic_rpc_handlers((processor.handler(),))
@@ -195,28 +196,6 @@ async def explain(settings: Settings, index_url: str, about: Mapping[str, str], 
         return await Explainer(Router(index, loads), loads, pools, settings.default).answer(about, body, now=0.0)
     finally:
         await index.close()
-
-
-class Routes:
-    """The settings of a stream's route from its gRPC metadata, remembered: there are as many as routes in the YAML."""
-
-    def __init__(self, default: RouteSettings | None) -> None:
-        self._default = default
-        self._read = lru_cache(maxsize=1024)(self._parse)  # bounded: metadata may be anything
-
-    def __call__(self, metadata: Metadata) -> RouteSettings:
-        """Never fails: what cannot be used is reported once, counted, and replaced by the default."""
-        route, mistake = self._read(metadata)
-        if mistake:
-            metrics.BAD_ROUTES.inc()
-        return route
-
-    def _parse(self, metadata: Metadata) -> tuple[RouteSettings, bool]:
-        try:
-            return config.route_settings(dict(metadata), self._default), False
-        except ConfigError as error:
-            _log.error("%s; using the filter's own settings", error)
-            return self._default or RouteSettings(""), True
 
 
 class Node:

@@ -17,7 +17,7 @@ from extproc.base.headers import DESTINATION, EXPLANATION, PREFILLER, RANK
 from extproc.base.model import Instance
 from extproc.config import Settings
 from extproc.instances.discovery import Address, Discovery
-from extproc.processor.server import LIVENESS, READINESS
+from extproc.processor.grpc_health import LIVENESS, READINESS
 from loadgen.engine.server import MODEL_DIR
 from loadgen.stack.stack import Stack
 from tests.epp.envoy_tls import reach_by_tls

@@ -15,6 +15,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.processor import tls
 from extproc.processor.prefiller import Prefiller
 from extproc.processor.server import OPTIONS, Processor, credentials
+from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
@@ -33,9 +34,8 @@ class Picker:
         self.pool = Pool("pool", PlainRenderer(), instances=[Instance(address) for address in addresses])
         router = Router(MemoryIndex(), self.loads)
         self.prefiller = Prefiller()
-        self.processor = Processor(
-            router, {"pool": self.pool}, _route, lambda *_: None, self.prefiller, conformance=conformance
-        )
+        services = Services(router, {"pool": self.pool}, _route, lambda *_: None, self.prefiller, conformance)
+        self.processor = Processor(services)
         self.channel: grpc.aio.Channel
 
     async def start(self, stack: AsyncExitStack, pair: tls.Pair | None) -> Picker:

@@ -13,8 +13,8 @@ from loadgen.stack.stack import Stack
 from tests.support.agents import WORD, chat, complaints, decision, loads, post, until
 
 # `serve` with bounds that a test can reach.
-PROGRAM = "import sys; from extproc import cli, exchange, server; server.BODY_S, exchange.MAX_BODY = 1.0, 100_000; "
-PROGRAM += "sys.exit(cli.main(sys.argv[1:]))"
+PROGRAM = "import sys; from extproc import cli; from extproc.processor import exchange, stream; "
+PROGRAM += "stream.BODY_S, exchange.MAX_BODY = 1.0, 100_000; sys.exit(cli.main(sys.argv[1:]))"
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 
 from extproc.base.headers import DESTINATION
 from extproc.base.model import Reason
-from extproc.processor import exchange, server
+from extproc.processor import exchange, stream
 from extproc.routing.pools.suspects import SUSPECT_S
 from tests.epp.conftest import ADDRESSES, Picker, StartPicker
 from tests.epp.gateway import BLIND, DUPLEX, MAX_CHUNK, NULL, chat
@@ -218,7 +218,7 @@ async def test_a_duplicate_of_the_last_piece_is_ignored(picker: Picker) -> None:
 
 async def test_a_body_that_does_not_end_is_408(picker: Picker, monkeypatch: pytest.MonkeyPatch) -> None:
     """No timer of Envoy's runs for a FULL_DUPLEX_STREAMED body: ours does, and gives back what was held."""
-    monkeypatch.setattr(server, "BODY_S", 0.3)
+    monkeypatch.setattr(stream, "BODY_S", 0.3)
     gateway = picker.gateway(DUPLEX)
     await gateway.write(gateway.opening())
     await gateway.write(gateway.body(b'{"messages": [', last=False))
@@ -232,7 +232,7 @@ async def test_a_body_that_does_not_end_is_408(picker: Picker, monkeypatch: pyte
 
 async def test_other_modes_have_no_timer_of_ours(picker: Picker, monkeypatch: pytest.MonkeyPatch) -> None:
     """Envoy buffers there, and times; a reply may take hours in every mode."""
-    monkeypatch.setattr(server, "BODY_S", 0.1)
+    monkeypatch.setattr(stream, "BODY_S", 0.1)
     buffered, duplex = picker.gateway("BUFFERED"), picker.gateway(DUPLEX)
     await buffered.write(buffered.opening())
     await buffered.read()

@@ -12,7 +12,8 @@ import pytest
 
 from extproc.base.errors import ConfigError
 from extproc.processor import tls
-from extproc.processor.server import OPTIONS, GrpcHealth, credentials
+from extproc.processor.grpc_health import GrpcHealth
+from extproc.processor.server import OPTIONS, credentials
 from tests.epp.handshake import Handshake, der, shake
 
 

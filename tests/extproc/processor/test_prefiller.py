@@ -28,6 +28,7 @@ from extproc.processor.messages import (
 )
 from extproc.processor.prefiller import MAX_ANSWER_BYTES, Prefiller
 from extproc.processor.server import Processor
+from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
@@ -111,7 +112,8 @@ class Disaggregated:
         self.prefiller = Prefiller()
         route = RouteSettings("pool", disaggregation=mode, prefill_timeout_s=timeout_s)
         router = Router(MemoryIndex(), self.loads)
-        self.processor = Processor(router, {"pool": self.pool}, lambda _: route, lambda *_: None, self.prefiller)
+        services = Services(router, {"pool": self.pool}, lambda _: route, lambda *_: None, self.prefiller)
+        self.processor = Processor(services)
 
     async def exchange(self, mode: BodyMode = BodyMode.BUFFERED, body: bytes = BODY) -> list[Answer]:
         """The answers to one request, while it is still in flight."""

@@ -33,7 +33,7 @@ from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, explicit_turn, pool_for
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Router
-from tests.extproc.processor.test_server import Served, answered, ask, body, headers, message
+from tests.support.ext_proc_client import Served, answered, ask, body, headers, message
 
 RESPONSES = "/v1/responses"
 ROUTE = RouteSettings("pool", "smetric", {})

@@ -1,0 +1,107 @@
+"""A processor over real gRPC, and a client that speaks to it as Envoy does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import grpc
+from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from google.protobuf import json_format
+
+from extproc.base.model import Instance
+from extproc.index.memory import MemoryIndex
+from extproc.processor.prefiller import Prefiller
+from extproc.processor.server import OPTIONS, Processor
+from extproc.processor.stream import Services
+from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from extproc.routing.route import RouteSettings
+from extproc.routing.router import Router
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}]}).encode()
+
+
+class Served:
+    """A running server and a channel to it."""
+
+    def __init__(self, instances: int = 2) -> None:
+        self.loads = Loads()
+        addresses = [Instance(f"10.0.0.{number}:8000") for number in range(instances)]
+        self.pool = Pool("pool", PlainRenderer(), instances=addresses)
+        self.routed: list[str] = []
+        self.services = Services(
+            Router(MemoryIndex(), self.loads),
+            {"pool": self.pool},
+            lambda metadata: RouteSettings(dict(metadata).get("x-smetric-cluster", "pool")),
+            lambda _, routed: self.routed.append(routed.choice.instance.address),
+            Prefiller(),
+        )
+        self.processor = Processor(self.services)
+        self.channel: grpc.aio.Channel
+
+    @asynccontextmanager
+    async def run(self) -> AsyncIterator[Served]:
+        server = grpc.aio.server(options=OPTIONS)
+        server.add_generic_rpc_handlers((self.processor.handler(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as self.channel:
+            yield self
+        await server.stop(0)
+
+    def stream(self, *metadata: tuple[str, str]) -> Any:
+        method = self.channel.stream_stream(
+            "/envoy.service.ext_proc.v3.ExternalProcessor/Process",
+            request_serializer=ProcessingRequest.SerializeToString,
+            response_deserializer=ProcessingResponse.FromString,
+        )
+        return method(metadata=metadata)
+
+
+def message(**fields: Any) -> ProcessingRequest:
+    parsed: ProcessingRequest = json_format.ParseDict(fields, ProcessingRequest())
+    return parsed
+
+
+def headers(path: str = "/v1/chat/completions", *, end: bool = False) -> ProcessingRequest:
+    pairs = [{"key": ":path", "value": path}, {"key": ":method", "value": "POST"}]
+    return message(
+        request_headers={"headers": {"headers": pairs}, "end_of_stream": end},
+        protocol_config={"request_body_mode": "BUFFERED"},
+    )
+
+
+def body(data: bytes) -> ProcessingRequest:
+    request = ProcessingRequest()
+    request.request_body.body = data
+    request.request_body.end_of_stream = True
+    return request
+
+
+def answered(served_by: str | None = None, status: int = 200) -> ProcessingRequest:
+    fields: dict[str, Any] = {"response_headers": {"headers": {"headers": [{"key": ":status", "value": f"{status}"}]}}}
+    if served_by:
+        fields["attributes"] = {"envoy.filters.http.ext_proc": {"upstream.address": served_by}}
+    return message(**fields)
+
+
+async def ask(stream: Any, *requests: ProcessingRequest) -> list[dict[str, Any]]:
+    """Send messages one by one, each after the answer to the one before."""
+    answers = []
+    for request in requests:
+        await stream.write(request)
+        answer = await stream.read()
+        answers.append(json_format.MessageToDict(answer, preserving_proto_field_name=True))
+    return answers
+
+
+async def until_idle(served: Served) -> None:
+    """Wait until no stream is open and no load is held."""
+    async with asyncio.timeout(30):
+        while served.processor.streams or served.loads.snapshot("pool"):
+            await asyncio.sleep(0.01)
