@@ -6,9 +6,9 @@ READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm check format bench clean
+.PHONY: help run test test-vllm check format bench dist clean
 
-help: ## what can be made
+help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
 
 # One environment for all: installing twice costs more than a few megabytes of test tools.
@@ -19,28 +19,31 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
-run: $(READY) ## agent sessions through a real Envoy: SMetric against round robin (ARGS="--help" for options)
+run: $(READY) ## show it: agent sessions through a real Envoy, SMetric against round robin (ARGS=--help)
 	@trap : INT; $(BIN)/python -m loadgen demo $(ARGS) || test $$? -eq 130 # Ctrl-C is no error
 
-test: $(READY) ## all tests, on real Envoy and real Redis (ARGS="-k name" for some)
+test: $(READY) ## run all tests, on a real Envoy and a real Redis (ARGS="-k NAME" runs some)
 	@$(BIN)/python -m pytest $(ARGS)
 
-test-vllm: $(READY) ## predictions against two real vLLM instances on the CPU (3.5 GB, ten minutes)
+test-vllm: $(READY) ## test against two real vLLM instances on the CPU (downloads 3.5 GB)
 	@bash tests/vllm/setup.sh $(VLLM)
 	@SMETRIC_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm $(ARGS)
 
-check: $(READY) ## ruff (format, lint), walls between the rooms (transitive imports), mypy --strict
+check: $(READY) ## check format, lint, imports between rooms (also indirect ones) and types
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
 	@$(BIN)/lint-imports --no-logo
 	@$(BIN)/mypy
 
-format: $(READY) ## format the code
+format: $(READY) ## format the code, and repair what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
 
-bench: $(READY) ## every benchmark; prints tables, asserts nothing
+bench: $(READY) ## run every benchmark; they print tables and assert nothing
 	@for name in prompt policies index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
+dist: $(READY) ## build the wheel into dist/
+	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .
+
 clean: ## remove everything that make created
-	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .hypothesis out build *.egg-info
+	rm -rf $(VENV) .venv-vllm .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis out build dist *.egg-info
