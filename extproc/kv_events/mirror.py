@@ -9,7 +9,7 @@ What is usable:
   (vLLM's `kv_cache_report_mode=full` announces reused blocks as stored: such counts are too high until a clear.)
 - A block whose parent is unknown is left out, with all that follows it. Hence a mirror that starts in the middle of an
   engine's life, or anew after `forget`, holds part of the truth and never more than it.
-- Every group that keeps whole prompts must hold the block (`kv_groups.py`). Where other groups keep only the last
+- Every group that keeps whole prompts must hold the block (`groups.py`). Where other groups keep only the last
   blocks, a prompt is usable up to its last boundary that they can go on from. Shorter prefixes then count as held too,
   because an index bisects: a prompt that leaves the chain before that boundary is overestimated until the engine has
   computed it, once. The whole truth would need an index with holes.
@@ -25,8 +25,9 @@ from typing import Protocol
 from extproc.base import blocks
 from extproc.base.errors import UnknownToken
 from extproc.kv_events.block_tree import Forest, Run
+from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
-from extproc.kv_events.groups import Group, Groups, last_boundary, within
+from extproc.kv_events.groups import Groups
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
 # that stores more only ever stores.
@@ -66,7 +67,7 @@ class Mirror:
     @property
     def held(self) -> Iterable[int]:
         """Every key held, earlier blocks of a chain before later ones: what an empty index must be told."""
-        return self._held.keys()
+        return self._claims.held
 
     @property
     def adapters(self) -> Iterable[str]:
@@ -81,9 +82,7 @@ class Mirror:
     def _clear(self) -> None:
         self._forest = Forest(self._size)
         self._groups.clear()
-        self._held: dict[int, int] = {}  # keys, with the number of usable engine blocks that complete them
-        self._touched: dict[int, bool] = {}  # keys counted since the last drain: whether they were held before
-        self._unsettled: dict[Run, None] = {}  # whose claim may change, where a group looks back
+        self._claims = Claims(self._forest, self._groups, self._size)
         self._forgot = True
         self.blocks = 0  # engine blocks held, however many copies
 
@@ -104,14 +103,13 @@ class Mirror:
 
     def drain(self) -> Delta:
         """The net change since the last call."""
-        self._settle()
-        touched, self._touched = self._touched, {}
+        moved = self._claims.drain()
         announced = [name for name, before in self._adapters.items() if not before]
         self._adapters.update(dict.fromkeys(announced, True))
         delta = Delta(
             self._forgot,
-            [key for key, before in touched.items() if before and key not in self._held],
-            [key for key, before in touched.items() if not before and key in self._held],
+            moved.remove,
+            moved.add,
             announced,
             +self._ignored,
         )
@@ -125,12 +123,12 @@ class Mirror:
         if event.adapter and len(self._adapters) < ADAPTERS:
             self._adapters.setdefault(event.adapter, False)
         if (met := self._groups.meet(event)) is not None:
-            self._recheck(met)
+            self._claims.met(met)
         group = self._groups.get(event.group)
         if group is not None:
             for block in event.hashes:
                 if group.store(block):
-                    self._regroup(group, block)
+                    self._claims.regroup(group, block)
         elif event.group == self._groups.trunk:
             self._store_trunk(event)
         if self._forest.memory + self._groups.memory > MEMORY:
@@ -167,7 +165,7 @@ class Mirror:
         self._ignored["unknown_token"] += len(hashes) - len(texts)
         root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt)
         for run, position in self._forest.grow(behind, root, hashes, texts):
-            self._reach_on(run, position)
+            self._claims.came(run, position)
         self.blocks += len(texts)
 
     def _texts(self, event: Stored, first: int, until: int) -> Iterator[bytes]:
@@ -183,14 +181,14 @@ class Mirror:
         run.copies[position] += 1
         if run.copies[position] == 1:
             self.blocks += 1
-            self._reach_on(run, position)
+            self._claims.came(run, position)
 
     def _remove(self, event: Removed) -> None:
         group = self._groups.get(event.group)
         if group is not None:
             for block in event.hashes:
                 if group.remove(block):
-                    self._regroup(group, block)
+                    self._claims.regroup(group, block)
         elif event.group == self._groups.trunk:
             for block in event.hashes:
                 if (found := self._forest.find(block)) is not None:
@@ -202,118 +200,5 @@ class Mirror:
         run.copies[position] -= 1
         if not run.copies[position]:
             self.blocks -= 1
-            if position < run.reach:
-                self._set_reach(run, position)
+            self._claims.left(run, position)
             self._forest.trim(run)
-
-    # What is reachable
-
-    def _held_from(self, run: Run, position: int) -> int:
-        """The first position from `position` on whose block is not held."""
-        copies, last = run.copies, len(run.hashes)
-        if not self._groups.whole:
-            while position < last and copies[position]:
-                position += 1
-        else:
-            while position < last and copies[position] and self._groups.hold(run.hashes[position]):
-                position += 1
-        return position
-
-    def _reach_on(self, run: Run, position: int) -> None:
-        """The block at `position` has come: how far do prompts get?"""
-        if position == run.reach:
-            parent = self._forest.parent(run)
-            if parent is None or parent.reach > run.at:
-                self._set_reach(run, self._held_from(run, position))
-
-    def _set_reach(self, run: Run, reach: int) -> None:
-        shrinks = reach < run.reach
-        changed = [(run, reach)]
-        for run, reach in changed:  # grows on the way: each run before those that hang on it
-            before, run.reach = run.reach, reach
-            for at, forks in run.forks.items():
-                if before <= at < reach:
-                    changed += [(fork, self._held_from(fork, 0)) for fork in forks]
-                elif reach <= at < before:
-                    changed += [(fork, 0) for fork in forks]
-        for run, reach in reversed(changed) if shrinks else changed:
-            if self._groups.looking:
-                self._unsettled[run] = None
-                reach = min(run.claim, reach)
-            self._set_claim(run, reach)
-
-    # What is held
-
-    def _set_claim(self, run: Run, claim: int) -> None:
-        """Count the keys that the first `claim` blocks of a run complete as held, and no others of the run."""
-        before = run.claim
-        if claim != before:
-            self._move_claim(run, claim)
-            self._count(run, before)
-
-    def _move_claim(self, run: Run, claim: int) -> None:
-        if self._groups.looking and run.parent is not None and bool(claim) != bool(run.claim):
-            found = self._forest.parent(run)
-            if found is not None:
-                self._unsettled[found] = None
-        run.claim = claim
-
-    def _count(self, run: Run, before: int) -> None:
-        """Count keys after the claim moved, in the order that `index.Change` asks for."""
-        held, touched = self._held, self._touched
-        first, last = run.end(before) // self._size, run.end(run.claim) // self._size
-        for key in run.keys[first:last]:
-            count = held.get(key, 0)
-            held[key] = count + 1
-            if not count:
-                touched.setdefault(key, False)
-        for key in reversed(run.keys[last:first]):
-            if held[key] > 1:
-                held[key] -= 1
-            else:
-                del held[key]
-                touched.setdefault(key, True)
-
-    # Groups besides the trunk
-
-    def _recheck(self, met: Group) -> None:
-        """A group has appeared: it holds nothing yet, so what needs it is held no more."""
-        for run in list(self._forest.all()):
-            if met.lookback is not None:
-                self._unsettled[run] = None
-            elif run.parent is None:
-                self._set_reach(run, 0)
-
-    def _regroup(self, group: Group, block: int) -> None:
-        """A group took up its first copy of a block, or lost its last."""
-        found = self._forest.find(block)
-        if found is None:
-            return
-        run, position = found
-        if group.lookback is not None:
-            self._unsettled.update(dict.fromkeys(within(run, position, group.lookback)))
-        elif block in group.copies:
-            self._reach_on(run, position)
-        elif position < run.reach:
-            self._set_reach(run, position)
-
-    def _settle(self) -> None:
-        """Claim runs up to their last usable boundary, or up to the last block that something usable hangs on."""
-        before: dict[Run, int] = {}
-        while self._unsettled:
-            run = self._unsettled.popitem()[0]
-            if not run.hashes:
-                continue  # trimmed away
-            claim = last_boundary(self._forest, run, self._groups.looking)
-            for at, forks in run.forks.items():
-                if claim <= at < run.reach and any(fork.claim for fork in forks):
-                    claim = at + 1
-            before.setdefault(run, run.claim)
-            self._move_claim(run, claim)
-        by_depth = sorted(before, key=self._forest.depth)
-        for run in reversed(by_depth):
-            if run.claim < before[run]:
-                self._count(run, before[run])
-        for run in by_depth:
-            if run.claim > before[run]:
-                self._count(run, before[run])

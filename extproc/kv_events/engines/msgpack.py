@@ -24,6 +24,31 @@ Hashes = Annotated[list[Hash], msgspec.Meta(max_length=MAX_BLOCKS)]
 _Events = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
+# Events that are alike in every engine, in both shapes. Who sends more fields appends them in a subclass.
+
+
+class RemovedMap(msgspec.Struct, tag="BlockRemoved", gc=False):
+    """Blocks left the cache."""
+
+    block_hashes: Hashes
+    medium: str | None = None
+
+
+class RemovedArray(RemovedMap, array_like=True, gc=False):
+    """The same as an array."""
+
+
+class ClearedMap(msgspec.Struct, tag="AllBlocksCleared", gc=False):
+    """The cache is empty."""
+
+
+class ClearedArray(ClearedMap, array_like=True, gc=False):
+    """The same as an array."""
+
+
+# The frame around them.
+
+
 class _ArrayBatch(msgspec.Struct, array_like=True, gc=False):
     ts: float
     events: _Events

@@ -10,7 +10,16 @@ from __future__ import annotations
 import msgspec
 
 from extproc.kv_events.engines import Batch, Cleared, Event, Removed, Stored, fold
-from extproc.kv_events.engines.msgpack import Hash, Hashes, Reader, tier
+from extproc.kv_events.engines.msgpack import (
+    ClearedArray,
+    ClearedMap,
+    Hash,
+    Hashes,
+    Reader,
+    RemovedArray,
+    RemovedMap,
+    tier,
+)
 
 _Tokens = list[int | tuple[int, int]]
 
@@ -40,33 +49,12 @@ class _StoredArray(msgspec.Struct, tag="BlockStored", array_like=True, gc=False)
     metadata: _Metadata | None = None
 
 
-class _Removed(msgspec.Struct, gc=False):
-    block_hashes: Hashes
-    medium: str | None = None
-
-
-class _RemovedMap(_Removed, tag="BlockRemoved", gc=False):
-    pass
-
-
-class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
-    pass
-
-
-class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    pass
-
-
-class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):
-    pass
-
-
-def _translate(event: _StoredMap | _StoredArray | _Removed | _ClearedMap | _ClearedArray) -> Event:
+def _translate(event: _StoredMap | _StoredArray | RemovedMap | ClearedMap) -> Event:
     if isinstance(event, _StoredMap):
         return _stored(event, event.cache_salt, event.lora_name)
     if isinstance(event, _StoredArray):
         return _stored(event, event.metadata.cache_salt if event.metadata else None, None)
-    if isinstance(event, _Removed):
+    if isinstance(event, RemovedMap):
         return Removed([fold(block_hash) for block_hash in event.block_hashes], tier(event.medium))
     return Cleared()
 
@@ -85,8 +73,8 @@ def _stored(event: _StoredMap | _StoredArray, salt: str | None, adapter: str | N
 
 
 _reader = Reader(
-    _StoredMap | _RemovedMap | _ClearedMap,
-    _StoredArray | _RemovedArray | _ClearedArray,
+    _StoredMap | RemovedMap | ClearedMap,
+    _StoredArray | RemovedArray | ClearedArray,
     frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"}),
     _translate,
 )

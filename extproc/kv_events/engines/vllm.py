@@ -12,7 +12,17 @@ from typing import Annotated, Any
 import msgspec
 
 from extproc.kv_events.engines import Batch, Cleared, Event, Removed, Stored, fold
-from extproc.kv_events.engines.msgpack import MAX_BLOCKS, Hash, Hashes, Reader, tier
+from extproc.kv_events.engines.msgpack import (
+    MAX_BLOCKS,
+    ClearedArray,
+    ClearedMap,
+    Hash,
+    Hashes,
+    Reader,
+    RemovedArray,
+    RemovedMap,
+    tier,
+)
 
 _ExtraKeys = Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_BLOCKS)]
 
@@ -32,13 +42,6 @@ class _Stored(msgspec.Struct, gc=False):
     locality: str | None = None  # 0.28
 
 
-class _Removed(msgspec.Struct, gc=False):
-    block_hashes: Hashes
-    medium: str | None = None
-    group_idx: int | None = None
-    locality: str | None = None
-
-
 class _StoredMap(_Stored, tag="BlockStored", gc=False):
     pass
 
@@ -47,23 +50,17 @@ class _StoredArray(_Stored, tag="BlockStored", array_like=True, gc=False):
     pass
 
 
-class _RemovedMap(_Removed, tag="BlockRemoved", gc=False):
-    pass
+class _RemovedMap(RemovedMap, gc=False):
+    group_idx: int | None = None
+    locality: str | None = None
 
 
-class _RemovedArray(_Removed, tag="BlockRemoved", array_like=True, gc=False):
-    pass
+class _RemovedArray(RemovedArray, array_like=True, gc=False):
+    group_idx: int | None = None
+    locality: str | None = None
 
 
-class _ClearedMap(msgspec.Struct, tag="AllBlocksCleared", gc=False):
-    pass
-
-
-class _ClearedArray(msgspec.Struct, tag="AllBlocksCleared", array_like=True, gc=False):
-    pass
-
-
-def _translate(event: _Stored | _Removed | _ClearedMap | _ClearedArray) -> Event:
+def _translate(event: _Stored | _RemovedMap | _RemovedArray | ClearedMap) -> Event:
     if isinstance(event, _Stored):
         salt, plain = _separators(event)
         return Stored(
@@ -79,7 +76,7 @@ def _translate(event: _Stored | _Removed | _ClearedMap | _ClearedArray) -> Event
             event.kv_cache_spec_kind,
             event.kv_cache_spec_sliding_window,
         )
-    if isinstance(event, _Removed):
+    if isinstance(event, _RemovedMap | _RemovedArray):
         hashes = [fold(block_hash) for block_hash in event.block_hashes]
         return Removed(hashes, tier(event.medium, event.locality), event.group_idx or 0)
     return Cleared()
@@ -109,8 +106,8 @@ def _separators(event: _Stored) -> tuple[str | None, int | None]:
 
 
 _reader = Reader(
-    _StoredMap | _RemovedMap | _ClearedMap,
-    _StoredArray | _RemovedArray | _ClearedArray,
+    _StoredMap | _RemovedMap | ClearedMap,
+    _StoredArray | _RemovedArray | ClearedArray,
     frozenset({"BlockStored", "BlockRemoved", "AllBlocksCleared"}),
     _translate,
 )

@@ -17,7 +17,7 @@ from extproc.kv_events.engines import vllm
 from extproc.kv_events.feed import Feed
 from extproc.kv_events.mirror import Mirror
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
-from tests.support import kv_recordings
+from tests.support import kv_recordings, paths
 
 SIZE = blocks.DEFAULT_SIZE
 ONE_BLOCK = SIZE  # bytes
@@ -121,7 +121,7 @@ async def deviations(name: str, vocabulary: Vocabulary) -> tuple[dict[str, int],
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return Vocabulary.load(kv_recordings.MODEL)
+    return Vocabulary.load(paths.MODEL)
 
 
 @pytest.mark.parametrize("name", kv_recordings.ALL)

@@ -22,7 +22,7 @@ from extproc.index.redis import RedisIndex
 from extproc.kv_events import follower as events
 from extproc.kv_events.follower import Follower
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
-from tests.support import kv_recordings
+from tests.support import kv_recordings, paths
 from tests.support.kv_publisher import Publisher
 from tests.support.redis_server import RedisServer
 
@@ -60,7 +60,7 @@ class FailingIndex(MemoryIndex):
 
 @pytest.fixture(scope="module")
 def vocabulary() -> Vocabulary:
-    return Vocabulary.load(kv_recordings.MODEL)
+    return Vocabulary.load(paths.MODEL)
 
 
 @pytest.fixture
