@@ -83,10 +83,9 @@ def _simulate(plan: Plan, out: Path, jobs: int) -> int:
     keep = {key: out / ROWS / key for key in map(sweep.key, grid.shown(plan, chosen))}
     with progress(len(judged), "judging") as advance:
         results = sweep.run(judged, out / sweep.FILE, jobs=jobs, keep=keep, progress=advance)
-    command = " ".join(["python -m loadgen", *sys.argv[1:]])
     made.write(
         made.Made(
-            command=command,
+            command=made.command(sys.argv[1:], Path.cwd()),
             started=f"{start:%Y-%m-%d %H:%M} UTC",
             seconds=time.monotonic() - clock,
             jobs=jobs,

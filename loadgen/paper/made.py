@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import platform
 import re
+import shlex
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -22,6 +24,21 @@ class Made(msgspec.Struct, kw_only=True):
     jobs: int
     commit: str
     machine: str
+
+
+def command(arguments: Sequence[str], here: Path) -> str:
+    """The command as any reader can type it: paths below `here` are relative, of others the last part is left."""
+
+    def portable(text: str) -> str:
+        option, equals, value = text.partition("=")
+        if equals and option.startswith("--"):
+            return f"{option}={portable(value)}"
+        path = Path(text)
+        if not path.is_absolute():
+            return text
+        return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
+
+    return shlex.join(["python", "-m", "loadgen", *map(portable, arguments)])
 
 
 def commit(root: Path) -> str:
