@@ -2,7 +2,7 @@
 
     cases.py       what is simulated: clusters, workloads, rates, who competes
     tables.py      results -> the document's tables
-    candidates/    policies that were tried and are not shipped, each a file as in extproc/policies
+    candidates/    policies that were tried and are not shipped, each a file as in extproc/routing/policies
     __main__.py    python -m bench.policy_search PART
 
 Importing it makes the candidates known to the product's registry, and variants of the generated workload to the

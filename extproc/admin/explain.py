@@ -1,7 +1,7 @@
 """Why a request goes where it goes: one decision made for show, with everything that went into it.
 
 It asks the router itself, with a pool that notes nothing, and gives the load back at once: no count, no cursor and no
-speculation changes. Nothing of a prompt is shown but lengths. Refuses to know HTTP (`admin.py`) and the terminal.
+speculation changes. Nothing of a prompt is shown but lengths. Refuses to know HTTP (`http.py`) and the terminal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The index that routers share: in one Redis, or a Redis Cluster, one hash a pool and a few atomic scripts.
 
-It owns the client's side of what `pool.lua` describes, and the sweeping. Whether Redis is there is `redis_link.py`'s to
+It owns the client's side of what `pool.lua` describes, and the sweeping. Whether Redis is there is `link.py`'s to
 know, what the ids in its answers mean `directory.py`'s, and whether our writes are still there `writes.py`'s.
 """
 

@@ -1,4 +1,4 @@
-"""Which hosts of a pool are healthy, by the rules of Envoy's active health checks. `healthcheck.py` asks the hosts.
+"""Which hosts of a pool are healthy, by the rules of Envoy's active health checks. `health_checks.py` asks the hosts.
 
 Unlike in Envoy a host counts as healthy until a check says otherwise: a restart of ours must not empty a pool.
 """

@@ -1,6 +1,6 @@
 """One instance's events, from the frames that were heard to what the index must be told. Sans-I/O.
 
-It ties the pure parts together: frames -> `sequence.py` (what is missing) -> an engine's adapter -> `mirror.py` (what
+It ties the pure parts together: frames -> `continuity.py` (what is missing) -> an engine's adapter -> `mirror.py` (what
 is held). Work is kept in small steps, so that a shell can stop between any two; what is to be counted and said is kept
 until the shell takes it.
 """

@@ -1,7 +1,7 @@
 """Prompts: a request -> exactly the bytes that the engine tokenises, and how far they are history.
 
 Owns the order of what vLLM does between a normalised request and the tokenizer. Refuses to know JSON bodies
-(`openai.py`), Jinja (`template.py`), and what a tokenizer does to text (`normalizer.py`). `PlainRenderer` stands in
+(`apis.py`), Jinja (`template.py`), and what a tokenizer does to text (`normalizer.py`). `PlainRenderer` stands in
 where a pool names no model.
 """
 

@@ -1,6 +1,6 @@
 """Request bodies of the APIs that vLLM speaks: path and bytes -> `Request`.
 
-Owns the table of APIs and the fields around the messages; the messages themselves are `conversation.py`'s. Anthropic's
+Owns the table of APIs and the fields around the messages; the messages themselves are `chat.py`'s. Anthropic's
 messages and OpenAI's responses are made into chats first, as vLLM does (`anthropic.py`, `responses.py`). Refuses to
 know templates, tokens and routing. One more API is one more function and one more row of `_APIS`.
 

@@ -3,7 +3,7 @@
 A pool is disaggregated where its instances' roles say so. A request that can be halved is computed up to its first
 token by a prefill instance, whose KV the decode instance then pulls over vLLM's connector: `kv_transfer_params` in the
 prefill's answer say where it is, and must be in the request that the decode instance gets. Knows no HTTP
-(`prefill.py`), no Envoy, and not how an instance is chosen (`router.py`).
+(`prefiller.py`), no Envoy, and not how an instance is chosen (`router.py`).
 
 Bodies are spliced and never serialised anew, so that both halves render to the same prompt, byte for byte. What is
 added stands last in the object: of two equal keys vLLM takes the later one, so a client cannot overrule it.

@@ -1,7 +1,7 @@
 """One Redis behind time budgets: fails fast while it is away, comes back alone, raises one error.
 
 It owns the connections and the judgement whether Redis is there. It knows nothing of what is stored: `index/redis.py`
-and `replicas.py` do.
+and `load_exchange.py` do.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _options(connections: int) -> dict[str, Any]:
 
 
 class _Named(Connection):
-    """Connects only to what resolves, and asks by `names.py`; the lookup that follows is then answered at once."""
+    """Connects only to what resolves, and asks by `base/dns.py`; the lookup that follows is then answered at once."""
 
     async def _connect(self) -> None:
         async with asyncio.timeout(self.socket_connect_timeout):

@@ -3,7 +3,7 @@
 A request counts from the decision until its ext_proc stream ends, and so does what its instance has to prefill for it:
 an engine sends the headers of a streamed answer before it prefills, so nothing tells when that is done. Where one
 instance prefills for another, its answer does (`disaggregation.PairTicket`). What other router replicas have in flight
-is merged in from outside (`replicas.py`).
+is merged in from outside (`load_exchange.py`).
 """
 
 from __future__ import annotations

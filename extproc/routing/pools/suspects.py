@@ -1,7 +1,7 @@
 """Hosts that requests have shown to be sick: out of reach, or failing whatever they are sent.
 
 A suspect is left alone for a while; then one request tries it, and if that fails too it is left alone twice as long.
-Knows addresses, times and outcomes; refuses to know instances, and health checks (`health.py`).
+Knows addresses, times and outcomes; refuses to know instances, and health checks (`health_rules.py`).
 """
 
 from __future__ import annotations

@@ -369,7 +369,7 @@ async def test_old_reports_are_absent(index: RedisIndex, monkeypatch: pytest.Mon
 
 
 async def test_memory_of_an_entry(index: RedisIndex) -> None:
-    """A prompt block with one holder takes at most 80 bytes of Redis (issue 3)."""
+    """A prompt block with one holder takes at most 80 bytes of Redis."""
     for n in range(32):
         await index.apply([Change("pool", f"10.0.0.{n}:8000", add=range(n << 32, (n << 32) + 2000))])
     used = await raw(index, "MEMORY", "USAGE", keys_of(index)["blocks"], "SAMPLES", 0)

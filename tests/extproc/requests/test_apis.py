@@ -1,4 +1,4 @@
-"""openai.py and conversation.py: what a client may send, and what of it reaches the renderer."""
+"""apis.py and chat.py: what a client may send, and what of it reaches the renderer."""
 
 from __future__ import annotations
 

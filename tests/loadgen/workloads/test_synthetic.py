@@ -26,7 +26,7 @@ def studied(trace: Trace) -> Study:
 
 
 def test_reuse_is_that_of_the_paper(studied: Study) -> None:
-    """Reuse, its split and its intervals are those of the paper's first trace, within the issue's tolerance."""
+    """Reuse, its split and its intervals are those of the paper's first trace, within a stated tolerance."""
     assert studied.reuse is not None
     assert studied.intervals is not None
     assert studied.reuse.ratio > 0.80
