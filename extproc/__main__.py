@@ -9,18 +9,21 @@ from types import FrameType
 
 
 def _quit(_number: int, _frame: FrameType | None) -> None:
-    """Nothing runs yet, and an import that is interrupted would say so at length."""
+    """Until a server takes Ctrl-C for itself nothing needs an orderly end; an interrupted import would say much."""
     os._exit(130)
 
 
 if __name__ == "__main__":
-    before = signal.signal(signal.SIGINT, _quit)
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _quit)
     try:
         from extproc.cli import main
+
+        sys.exit(main())  # a command imports more
     except ImportError as error:
+        if error.name is not None and error.name.partition(".")[0] == "extproc":
+            raise
         sys.exit(
             f"extproc: {error}. This Python ({sys.executable}) lacks what extproc needs: "
             "run `make run` once or `pip install .`, then `.venv/bin/python -m extproc ...`"
         )
-    signal.signal(signal.SIGINT, before)
-    sys.exit(main())

@@ -65,6 +65,7 @@ ELSEWHERE: Final = {
         "extproc/app/*.py",
         "extproc/admin/http.py",
     ],
+    "tests/extproc/cli/test_command_line.py (its entry point)": ["extproc/cli/__init__.py"],
     "tests/loadgen/test_cli.py (every command)": ["loadgen/__main__.py", "loadgen/commands/*.py"],
     "tests/epp/test_tls.py (through a real handshake)": ["extproc/processor/tls.py"],
     "tests/epp/test_response.py (as Envoy reads it)": ["extproc/processor/destination.py"],

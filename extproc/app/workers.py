@@ -13,8 +13,8 @@ import secrets
 import sys
 from collections.abc import Sequence
 
-from extproc.app import node
-from extproc.app.node import Address, Options
+from extproc.app import serve as process
+from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
 from extproc.config import Settings
 
@@ -33,11 +33,11 @@ async def serve(settings: Settings, options: Options) -> None:
     commands = [_worker(options, number) for number in range(1, options.workers)]
     if options.shared and options.follow:
         commands.append(_follower(options))
-    stop = node.stop_event(until_stdin_closes=options.until_stdin_closes)
+    stop = process.stop_event(until_stdin_closes=options.until_stdin_closes)
     patience_s = options.drain_timeout_s + KILL_AFTER_S
     children = [asyncio.create_task(_keep_running(command, stop, patience_s)) for command in commands]
     try:
-        await node.serve(settings, options, stop, follow=options.follow and not options.shared)
+        await process.serve(settings, options, stop, follow=options.follow and not options.shared)
     finally:
         stop.set()
         await asyncio.gather(*children)

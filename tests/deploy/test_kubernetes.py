@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from extproc import cli, config
+from extproc import config
 from extproc.base.headers import DESTINATION, EXPLANATION, PREFILLER, RANK
 from extproc.base.model import Instance
+from extproc.cli import command_line
 from extproc.config import Settings
 from extproc.instances.discovery import Address, Discovery
 from extproc.processor.grpc_health import LIVENESS, READINESS
@@ -83,7 +84,7 @@ def test_every_object_is_of_a_known_kind(path: Path) -> None:
 def test_the_routers_arguments_are_our_own() -> None:
     """The container's arguments parse, and say the ports that the container, the probes and the Service name."""
     extproc = container("smetric-extproc")
-    options = cli._parser().parse_args(extproc["args"])
+    options = command_line.parse(extproc["args"])
     assert options.tls_self_signed
     named = ports(extproc)
     assert named == {
@@ -106,7 +107,7 @@ def test_what_is_mounted_is_what_is_read() -> None:
     mounts = {mount["name"]: Path(mount["mountPath"]) for mount in extproc["volumeMounts"]}
     volumes = {volume["name"]: volume for volume in extproc["pod"]["volumes"]}
     assert mounts.keys() == volumes.keys()
-    read = cli._parser().parse_args(extproc["args"]).envoy_yaml
+    read = command_line.parse(extproc["args"]).envoy_yaml
     pools = one("ConfigMap")
     assert volumes["pools"]["configMap"]["name"] == pools["metadata"]["name"]
     assert read.parent == mounts["pools"]

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from extproc.admin.explain import Explainer
-from extproc.app.node import Address
 from extproc.base.errors import ConfigError
 from extproc.base.model import Instance
 from extproc.index import Change
@@ -23,7 +19,6 @@ from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Router
-from tests.support import envoy_yaml
 
 SECRET = "the launch code is 0000"  # stands for whatever people write to a model
 ROUTE = RouteSettings("pool", "smetric", {"overload": 2.0, "overload_floor": 1.0, "hit_ratio": 0.5})
@@ -137,35 +132,3 @@ async def test_what_cannot_be_served() -> None:
     for about in ({"x-smetric-cluster": "elsewhere"}, {"x-smetric-policy": "none"}, {"x-smetric-overload": "x"}):
         with pytest.raises(ConfigError):
             await setup.explain(FIRST, **about)
-
-
-@pytest.mark.parametrize(
-    ("host", "local"),
-    [("127.0.0.1", True), ("::1", True), ("localhost", True), ("0.0.0.0", False), ("::", False), ("h", False)],
-)
-def test_which_addresses_are_local(host: str, local: bool) -> None:
-    """Only loopback addresses count: there /debug/explain is served without being asked for."""
-    assert Address(host, 9090).local is local
-
-
-def test_the_command_works_without_a_server(tmp_path: Path) -> None:
-    """Offline it renders: API, turn and lengths, and whatever is wrong is said on one line."""
-    yaml = envoy_yaml.write(envoy_yaml.clean(), tmp_path)
-    file = tmp_path / "body.json"
-    file.write_bytes(FOLLOW_UP)
-
-    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "-m", "extproc", "explain", "--envoy-yaml", str(yaml), *arguments]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-
-    told = run(str(file))
-    assert told.returncode == 0, told.stderr
-    assert "turn       1\n" in told.stdout
-    assert "pool       engines by smetric (overload 2, overload_floor 1, hit_ratio 0.5)" in told.stdout
-    assert "choice     engine-" in told.stdout
-    assert "offline" in told.stdout
-    assert "launch code" not in told.stdout
-    assert run(str(tmp_path / "missing.json")).returncode == 2
-    assert run(str(file), "--cluster", "elsewhere").returncode == 1
-    refused = run(str(file), "--state", "http://127.0.0.1:9")
-    assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)

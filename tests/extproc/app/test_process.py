@@ -31,7 +31,7 @@ SLOW_IMPORT = """
 import sys, time
 class Slow:
     def find_spec(self, name, *_):
-        if name in ("extproc.cli", "loadgen.cli"):
+        if name == "NAME":
             print("importing", flush=True)
             time.sleep(600)
 sys.meta_path.insert(0, Slow())
@@ -121,10 +121,18 @@ def test_a_busy_port_is_told_once(process: Process) -> None:
     assert process.output.strip() == f"--listen: cannot listen on {address}; is another process there?"
 
 
-@pytest.mark.parametrize("module", ["extproc", "loadgen"])
-def test_ctrl_c_during_imports(process: Process, module: str) -> None:
-    """Interrupted before anything is started, both commands end with 130 and no traceback out of an import."""
-    process.start("--help", before=SLOW_IMPORT, module=module)
+@pytest.mark.parametrize("slow", ["extproc.cli", "extproc.cli.serve", "extproc.config", "uvloop"])
+def test_ctrl_c_during_imports(process: Process, slow: str) -> None:
+    """Interrupted before anything is started, a command ends with 130 and no traceback out of an import."""
+    process.start(*SERVE, before=SLOW_IMPORT.replace("NAME", slow))
+    process.read_until("importing")
+    assert process.end(signal.SIGINT) == 130
+    assert "Traceback" not in process.output
+
+
+def test_ctrl_c_during_imports_of_the_load_generator(process: Process) -> None:
+    """The same of `python -m loadgen`."""
+    process.start("--help", before=SLOW_IMPORT.replace("NAME", "loadgen.cli"), module="loadgen")
     process.read_until("importing")
     assert process.end(signal.SIGINT) == 130
     assert "Traceback" not in process.output
@@ -132,7 +140,7 @@ def test_ctrl_c_during_imports(process: Process, module: str) -> None:
 
 def test_a_python_without_our_dependencies_is_told_what_to_do(process: Process) -> None:
     """A stranger's first try with the system's Python: one line, no traceback."""
-    process.start("serve", python=["-S"])
+    process.start(*SERVE, python=["-S"])
     assert process.wait() == 1
     assert "run `make run` once or `pip install .`, then `.venv/bin/python -m extproc" in process.output
     assert "Traceback" not in process.output

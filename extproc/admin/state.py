@@ -1,0 +1,70 @@
+"""What `/debug/state` shows: each pool, each of its instances, what is cached and in flight there.
+
+The gauges say the same as the page, because one reading feeds both. Refuses to know HTTP (`http.py`) and to decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, Final
+
+from extproc.base import metrics
+from extproc.base.errors import IndexUnavailable
+from extproc.base.model import EventReport, Knowledge, Source
+from extproc.index import Index
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+
+UNHEARD: Final = EventReport(Knowledge.UNKNOWN, -1, 0.0)  # of an instance that no follower has reported yet
+
+Reports = Callable[[], Mapping[str, EventReport]]
+
+
+class StatePage:
+    """Reads the state of a router's pools. `following`: where the followers of this process stand, by pool."""
+
+    def __init__(self, pools: Mapping[str, Pool], index: Index, loads: Loads, following: Mapping[str, Reports]) -> None:
+        self._pools = pools
+        self._index = index
+        self._loads = loads
+        self._following = following
+        self.streams: Callable[[], int] = lambda: 0  # open ones
+
+    async def read(self, *, now: float) -> Mapping[str, Any]:
+        """The page; brings the gauges up to date with it."""
+        pools = {name: await self._pool(pool, now) for name, pool in self._pools.items()}
+        return {"pools": pools, "streams": self.streams()}
+
+    async def _pool(self, pool: Pool, now: float) -> Mapping[str, Any]:
+        sizes, reports = await self._indexed(pool.name)
+        names = [instance.name for instance in pool.instances]
+        left_alone = pool.suspects.left_alone(now)
+        states: dict[str, Any] = {}
+        for instance, in_flight, unprefilled in zip(pool.instances, *self._loads.view(pool.name, names), strict=True):
+            blocks = None if sizes is None else sizes.get(instance.name, 0)
+            follows = pool.source is Source.EVENTS and instance.kv_events is not None
+            report = reports.get(instance.name, UNHEARD) if follows else None
+            unhealthy = pool.unhealthy is not None and instance.address in pool.unhealthy
+            states[instance.name] = {
+                "in_flight": in_flight,
+                "unprefilled_bytes": unprefilled,
+                "healthy": None if pool.unhealthy is None else not unhealthy,
+                "left_alone_s": round(left_alone.get(instance.address, 0.0), 1),
+                "index_blocks": blocks,
+                "events": report,
+            }
+            metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)
+            metrics.UNHEALTHY.labels(pool.name, instance.name).set(unhealthy)
+            metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(unprefilled)
+            metrics.INDEX_BLOCKS.labels(pool.name, instance.name).set(blocks or 0)
+        pool.speculation.expire(now)
+        metrics.SPECULATIVE_BLOCKS.labels(pool.name).set(len(pool.speculation))
+        return {"source": pool.source, "speculative_blocks": len(pool.speculation), "instances": states}
+
+    async def _indexed(self, pool: str) -> tuple[Mapping[str, int] | None, Mapping[str, EventReport]]:
+        """Blocks held and the followers' reports, by instance; no sizes where the index does not answer."""
+        following = self._following.get(pool)
+        try:
+            return await self._index.sizes(pool), following() if following else await self._index.reports(pool)
+        except IndexUnavailable:
+            return None, {}

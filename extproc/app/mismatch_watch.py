@@ -1,0 +1,42 @@
+"""Looks now and then whether prompts match caches at all, and says loudly where they do not."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Collection
+from contextlib import suppress
+
+from extproc.base import metrics
+from extproc.base.errors import IndexUnavailable
+from extproc.base.model import Source
+from extproc.index import Index
+from extproc.routing.pools import mismatch
+from extproc.routing.pools.pool import Pool
+
+_log = logging.getLogger(__name__)
+
+LOOK_S = 10.0  # between two looks
+AGAIN_S = 300.0  # until the same complaint is repeated
+
+
+async def watch(pools: Collection[Pool], index: Index) -> None:
+    """Until it is cancelled."""
+    said: dict[str, float] = {}
+    while True:
+        await asyncio.sleep(LOOK_S)
+        for pool in pools:
+            broken = await _broken(pool, index)
+            metrics.PROMPT_MISMATCH.labels(pool.name).set(broken)
+            now = time.monotonic()
+            if broken and now - said.get(pool.name, -AGAIN_S) >= AGAIN_S:
+                said[pool.name] = now
+                _log.error(mismatch.advice(pool.name, pool.agreement.unmatched))
+
+
+async def _broken(pool: Pool, index: Index) -> bool:
+    if pool.source is Source.EVENTS:
+        with suppress(IndexUnavailable):
+            return pool.agreement.broken(sum((await index.sizes(pool.name)).values()))
+    return False

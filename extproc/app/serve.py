@@ -1,0 +1,140 @@
+"""One process that serves Envoy, or that follows engines for others: it starts, drains on SIGTERM, and closes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import gc
+import logging
+import signal
+import socket
+import sys
+from collections.abc import Callable, Coroutine
+
+import grpc
+
+from extproc.app.node import Node
+from extproc.app.options import Address, Options
+from extproc.base.errors import ConfigError
+from extproc.base.headers import CONFORMANCE_SELECTION
+from extproc.config import Settings
+from extproc.index.routed_writer import Recorder
+from extproc.instances.health_checks import HealthChecker
+from extproc.processor import tls
+from extproc.processor.grpc_health import GrpcHealth
+from extproc.processor.prefiller import Prefiller
+from extproc.processor.routes import Routes
+from extproc.processor.server import OPTIONS, Processor, credentials
+from extproc.processor.stream import Services
+from extproc.routing.pools.pool import Pool
+from extproc.routing.router import Decision
+from extproc.shared_state.link import without_secrets
+
+_log = logging.getLogger(__name__)
+
+
+def stop_event(*, until_stdin_closes: bool) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, and for a child of `serve` the end of its standard input."""
+    loop, stop = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+
+    def closed() -> None:
+        loop.remove_reader(sys.stdin.fileno())
+        stop.set()
+
+    if until_stdin_closes:
+        loop.add_reader(sys.stdin.fileno(), closed)
+    return stop
+
+
+async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, follow: bool) -> None:
+    """One worker: serve Envoy until `stop`, then drain. Raises ConfigError where a part cannot start."""
+    async with contextlib.AsyncExitStack() as stack:
+        node = Node(settings, options, follow=follow)
+        stack.push_async_callback(node.close)
+        routes, record = Routes(settings.default), _record(node.recorder)
+        prefiller = Prefiller()
+        stack.push_async_callback(prefiller.close)
+        processor = Processor(Services(node.router, node.pools, routes, record, prefiller, options.conformance))
+        node.page.streams = lambda: processor.streams
+        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), GrpcHealth()
+        server.add_generic_rpc_handlers((processor.handler(),))
+        for one in (server, probes):
+            health.add_to(one)
+        await health.set(ready=False)
+        certificates = tls.source(options.tls_cert, options.tls_key, self_signed=options.tls_self_signed)
+        _bind(server, "--listen", options.listen, certificates)
+        _bind(probes, "--health", options.health)
+        if not await _before(stop, node.start()):
+            return
+        checks = {name: pool.health_check for name, pool in settings.pools.items() if pool.health_check is not None}
+        checker = HealthChecker(node.pools, checks)
+        stack.push_async_callback(checker.close)
+        checker.start()
+        for one in (probes, server):
+            await one.start()
+        gc.collect()
+        gc.freeze()  # vocabularies and types stay for good: no later collection need look at them
+        await health.set(ready=True)
+        names, secured = ", ".join(node.pools), "TLS" if certificates else "plaintext"
+        index = without_secrets(options.index)
+        _log.info("serving ext_proc on %s (%s), index %s, pools %s", options.listen, secured, index, names)
+        if options.conformance:
+            _log.warning("--conformance: any client can choose its instance by %s", CONFORMANCE_SELECTION)
+
+        await stop.wait()
+        _log.info("draining %d streams, at most %g s", processor.streams, options.drain_timeout_s)
+        await health.set(ready=False)
+        await server.stop(options.drain_timeout_s)
+        await probes.stop(0)
+
+
+async def _before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> bool:
+    """Whether the work was done before `stop`, which ends it: a start may wait long for DNS and for Redis."""
+    working, stopping = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait((working, stopping), return_when=asyncio.FIRST_COMPLETED)
+        if working.done():
+            await working
+        return working.done()
+    finally:
+        for task in (working, stopping):
+            task.cancel()
+        await asyncio.gather(working, stopping, return_exceptions=True)
+
+
+async def follow(settings: Settings, options: Options) -> None:
+    """Follow the engines' events into a shared index, without serving Envoy, until SIGTERM or SIGINT."""
+    stop = stop_event(until_stdin_closes=options.until_stdin_closes)
+    async with contextlib.AsyncExitStack() as stack:
+        node = Node(settings, options, follow=True)
+        stack.push_async_callback(node.close)
+        if await _before(stop, node.start()):
+            await stop.wait()
+
+
+def _record(recorder: Recorder) -> Callable[[Pool, Decision], None]:
+    return lambda pool, routed: recorder.note(pool.name, routed.choice.computes.name, routed.chain)
+
+
+def _bind(server: grpc.aio.Server, flag: str, address: Address, certificates: tls.Source | None = None) -> None:
+    try:
+        _probe(address)
+        if certificates is None:
+            server.add_insecure_port(str(address))
+        else:
+            server.add_secure_port(str(address), credentials(certificates))
+    except (RuntimeError, OSError) as error:
+        raise ConfigError(f"{flag}: cannot listen on {address}; is another process there?") from error
+
+
+def _probe(address: Address) -> None:
+    """Raises OSError where the port is taken. gRPC finds out too, and prints a line of its own source about it."""
+    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    try:
+        socket.create_server((address.host, address.port), family=family).close()
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise

@@ -1,0 +1,127 @@
+"""`extproc serve`: answer Envoy's external processing streams."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from extproc.app.options import Options
+from extproc.base.errors import ConfigError
+from extproc.cli import options
+
+DESCRIPTION = """\
+Serve Envoy's external processing protocol. Pools and policy come from the Envoy YAML; a wrong configuration is
+reported, place by place, before any port is bound. SIGTERM drains: health turns NOT_SERVING, open streams finish.
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its options."""
+    options.add_log_level(parser)
+    options.add_envoy_yaml(parser)
+    options.add_of_children(parser)
+    _add_ports(parser)
+    add = parser.add_argument
+    add(
+        "--index",
+        default="memory://",
+        metavar="URL",
+        help="memory:// (default) or redis[s]://[USER:PASSWORD@]HOST:PORT/DB, which routers share",
+    )
+    add(
+        "--workers",
+        type=options.positive,
+        default=1,
+        metavar="N",
+        help="processes, each on ports 10 further on (9002, 9012, ...); needs redis://",
+    )
+    add(
+        "--drain-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that open streams may take on SIGTERM, default %(default)s",
+    )
+    add("--no-follow", action="store_true", help="leave the engines' events to other processes (needs redis://)")
+    _add_tls(parser)
+    add(
+        "--conformance",
+        action="store_true",
+        help="let clients choose their instance, as conformance tests of gateways do; never in production",
+    )
+    add(
+        "--debug-explain",
+        action="store_true",
+        help="serve /debug/explain also where --metrics is no loopback address",
+    )
+
+
+def _add_ports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--listen",
+        type=options.address,
+        default="127.0.0.1:9002",
+        metavar="HOST:PORT",
+        help="gRPC, default %(default)s",
+    )
+    parser.add_argument(
+        "--health",
+        type=options.address,
+        default="127.0.0.1:9003",
+        metavar="HOST:PORT",
+        help="gRPC health, default %(default)s",
+    )
+    options.add_metrics(parser)
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "--tls-cert",
+        type=Path,
+        metavar="PATH",
+        help="serve --listen by TLS: certificate chain, read again when renewed",
+    )
+    add("--tls-key", type=Path, metavar="PATH", help="private key of --tls-cert")
+    add("--tls-self-signed", action="store_true", help="serve --listen by TLS with a certificate of our own (openssl)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """0 after a drain, 1 where the configuration is wrong or a part cannot start, 2 where no file can be read."""
+    import uvloop
+
+    from extproc import config
+    from extproc.app import workers
+
+    given = _options(arguments)
+    try:
+        settings = config.load(given.envoy_yaml)
+        uvloop.run(workers.serve(settings, given))
+    except ConfigError as error:
+        print(error, file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"{given.envoy_yaml}: {error.strerror or error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def _options(arguments: argparse.Namespace) -> Options:
+    return Options(
+        envoy_yaml=arguments.envoy_yaml,
+        listen=arguments.listen,
+        health=arguments.health,
+        metrics=arguments.metrics,
+        index=arguments.index,
+        workers=arguments.workers,
+        drain_timeout_s=arguments.drain_timeout,
+        follow=not arguments.no_follow,
+        until_stdin_closes=arguments.until_stdin_closes,
+        tls_cert=arguments.tls_cert,
+        tls_key=arguments.tls_key,
+        tls_self_signed=arguments.tls_self_signed,
+        conformance=arguments.conformance,
+        debug_explain=arguments.debug_explain,
+        replica=arguments.replica,
+    )
