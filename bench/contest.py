@@ -16,7 +16,7 @@ from pathlib import Path
 
 from bench.cpu import Meter, Usage
 from bench.peers import VENV, Peer, PeerStack
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.replay import access_log, run
 from loadgen.replay.replay import Options
 from loadgen.replay.run import Gateway

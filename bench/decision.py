@@ -24,7 +24,7 @@ import yaml
 from envoy.service.ext_proc.v3 import external_processor_pb2 as pb
 
 from bench.chat import body
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.stack.envoy_config import HOST, EnvoySettings, render
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -24,7 +24,7 @@ import aiohttp
 import uvloop
 
 from bench.chat import body
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.stack.envoy_config import EnvoySettings, render
 
 ROOT = Path(__file__).resolve().parent.parent

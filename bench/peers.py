@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 
 from loadgen.stack.envoy_config import HOST
 from loadgen.stack.parts import Engine, StackFailed, get
-from loadgen.stack.processes import Child, free_port, uninterrupted
+from loadgen.stack.processes import Child, Started, free_port
 
 VENV = Path("/tmp/peers-venv")
 PROGRAMS = {"vllm-router": ("vllm-router",), "smg": ("smg", "launch")}
@@ -35,7 +34,7 @@ class Peer:
         return f"{self.program} {self.policy}"
 
 
-class PeerStack:
+class PeerStack(Started):
     """Engines behind a peer, with nothing of ours in between; everything ends with the `with` block.
 
     Attributes: `url` (where clients send their requests), `engines`, `router`.
@@ -68,35 +67,9 @@ class PeerStack:
         )
 
     @property
-    def children(self) -> list[Child]:
-        """Everything that runs, in the order of starting."""
-        return [*self.engines, self.router]
-
-    def __enter__(self) -> PeerStack:
-        """Start the engines, then the router. Raises ProcessFailed with the end of the log of what failed."""
-        try:
-            for wave in (self.engines, [self.router]):
-                for child in wave:
-                    child.start()
-                for child in wave:
-                    child.wait_ready()
-        except BaseException:
-            self.close()
-            raise
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End everything. A second Ctrl-C does not interrupt it."""
-        with uninterrupted():
-            for child in self.children:
-                child.terminate()
-            for child in self.children:
-                child.stop(grace=1.0)
+    def waves(self) -> Sequence[Sequence[Child]]:
+        """The engines, then the router."""
+        return self.engines, [self.router]
 
     def metric(self, name: str, *labels: str) -> float:
         """The sum of the router's metric over the lines with all these `label="value"`; 0 without any."""

@@ -110,11 +110,19 @@ ELSEWHERE: Final = {
     "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py", "loadgen/demo/summary.py"],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [
         "loadgen/engine/clock.py",
+        "loadgen/engine/completion.py",
         "loadgen/engine/http.py",
         "loadgen/engine/metrics.py",
+        "loadgen/engine/options.py",
         "loadgen/engine/publisher.py",
         "loadgen/engine/reply.py",
         "loadgen/engine/server.py",
+    ],
+    "tests/loadgen/engine/test_other_apis.py (a case is a recorded request)": [
+        "loadgen/engine/anthropic_api.py",
+        "loadgen/engine/api_parts.py",
+        "loadgen/engine/completions_api.py",
+        "loadgen/engine/responses_api.py",
     ],
     "tests/loadgen/engine/test_against_vllm.py (hashes and tokens as recorded)": [
         "loadgen/engine/block_keys.py",

@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bench.policy_search.cases import PARTS, SMETRIC, Case, Part
 from bench.policy_search.tables import MARGIN_HEAD, against_first, margin
-from loadgen.commands.sweep import progress
 from loadgen.simulation.sweeps import sweep
 from loadgen.simulation.sweeps.peaks import Curve, curves
+from loadgen.simulation.sweeps.progress import progress
 
 
 def simulated(case: Case, part: Part, seeds: int | None, path: Path, jobs: int | None) -> list[Curve]:

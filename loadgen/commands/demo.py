@@ -9,6 +9,7 @@ from importlib import import_module
 from extproc.routing.policies import registry
 from loadgen.command_error import CommandError
 from loadgen.commands import INTERRUPTED
+from loadgen.commands.options import count
 from loadgen.demo.words import NOTE, starting
 from loadgen.stack.processes import ProcessFailed, listens
 
@@ -31,9 +32,9 @@ SERVE_PORT = 10_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    parser.add_argument("--sessions", type=_positive, default=24, metavar="N", help="agents at a time (%(default)s)")
-    parser.add_argument("--turns", type=_positive, default=6, metavar="N", help="requests of each (%(default)s)")
-    parser.add_argument("--engines", type=_positive, default=4, metavar="N", help="simulated engines (%(default)s)")
+    parser.add_argument("--sessions", type=count, default=24, metavar="N", help="agents at a time (%(default)s)")
+    parser.add_argument("--turns", type=count, default=6, metavar="N", help="requests of each (%(default)s)")
+    parser.add_argument("--engines", type=count, default=4, metavar="N", help="simulated engines (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="of the workload (%(default)s)")
     parser.add_argument(
         "--policy",
@@ -79,14 +80,8 @@ def _say(text: str) -> None:
     print(text, file=sys.stdout, flush=True)  # noqa: T201 - a command line speaks to its user
 
 
-def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return int(text)
-
-
 def _port(text: str) -> int:
-    port = _positive(text)
+    port = count(text)
     if port > 65_535:
         raise argparse.ArgumentTypeError(f"{text!r} is no port: they end at 65535")
     return port

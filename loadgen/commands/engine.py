@@ -12,8 +12,9 @@ import zmq
 from loadgen.command_error import CommandError
 from loadgen.engine.instance import Limits
 from loadgen.engine.kv_events import Format
+from loadgen.engine.options import MODEL_DIR, EngineOptions
 from loadgen.engine.publisher import Addresses
-from loadgen.engine.server import MODEL_DIR, EngineOptions, serve
+from loadgen.engine.server import serve
 from loadgen.engine.timing import PROFILES
 
 DESCRIPTION = """\

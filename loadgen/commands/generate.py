@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.progress import track
 
 from loadgen.command_error import CommandError
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.replay.words import Words
 from loadgen.workloads import synthetic
 from loadgen.workloads.arrivals import arrange, fitting

@@ -12,11 +12,11 @@ from pathlib import Path
 from rich.console import Console
 
 from loadgen.command_error import CommandError
-from loadgen.commands.sweep import progress, simulate
 from loadgen.paper import document, figures, grid, made, workload
 from loadgen.paper.evidence import Evidence
 from loadgen.paper.settings import FULL, QUICK, Plan
 from loadgen.simulation.sweeps import sweep
+from loadgen.simulation.sweeps.progress import progress
 
 DESCRIPTION = """\
 Reproduce the SMetric paper in simulation and write it up: for every figure of the paper its value, ours with a 95 %
@@ -59,9 +59,7 @@ def run(args: argparse.Namespace) -> int:
             out.mkdir(parents=True, exist_ok=True)
             failed = _simulate(plan, out, args.jobs or os.cpu_count() or 1)
         _write(plan, out, path)
-    except sweep.SweepFailed as error:
-        raise CommandError(str(error)) from error
-    except workload.StudyFailed as error:
+    except (sweep.SweepFailed, workload.StudyFailed) as error:
         raise CommandError(str(error)) from error
     except OSError as error:
         raise CommandError(f"{error.filename or out}: {error.strerror}") from error
@@ -77,7 +75,7 @@ def _simulate(plan: Plan, out: Path, jobs: int) -> int:
     workload.studies(plan, out, jobs)
     tuning = grid.tuning(plan)
     with progress(len(tuning), "tuning") as advance:
-        tuned = simulate(tuning, out / sweep.FILE, jobs=jobs, progress=advance)
+        tuned = sweep.run(tuning, out / sweep.FILE, jobs=jobs, progress=advance)
     chosen = grid.tuned(plan, {result.key: result for result in tuned})
     judged = grid.judged(plan, chosen)
     keep = {key: out / ROWS / key for key in map(sweep.key, grid.shown(plan, chosen))}

@@ -6,7 +6,7 @@ import argparse
 import math
 import re
 import secrets
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -14,7 +14,8 @@ from rich.console import Console
 
 from loadgen.command_error import CommandError
 from loadgen.commands import INTERRUPTED
-from loadgen.engine.server import MODEL_DIR
+from loadgen.commands.options import add_service_level, count, not_negative, positive, service_level
+from loadgen.engine.options import MODEL_DIR
 from loadgen.replay import access_log
 from loadgen.replay import run as replay_run
 from loadgen.replay.chat_request import CHAT, ENGINE_HEADER
@@ -56,7 +57,6 @@ wrong usage, 130 interrupted (what there is is kept, run.json says that it is no
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options."""
-    slo = Slo()
     parser.add_argument("workload", metavar="WORKLOAD", help=f"a trace, or a profile: {', '.join(PROFILES)}")
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the run is written")
     gateway = parser.add_argument_group("gateway")
@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="Envoy's, as envoy/envoy.yaml writes it to a file: rows get reason, load and predicted hit",
     )
-    gateway.add_argument("--timeout", type=_positive, default=600.0, metavar="S", help="of one answer (%(default)s)")
+    gateway.add_argument("--timeout", type=positive, default=600.0, metavar="S", help="of one answer (%(default)s)")
     time = parser.add_argument_group("time and lengths")
     time.add_argument(
         "--dispatch",
@@ -94,33 +94,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="when follow-ups are sent: think, the workload's gap after their parent's real end; trace, at their time "
         "stamp, or at that end where it is later (%(default)s)",
     )
-    time.add_argument("--closed", type=_count, metavar="N", help="closed loop: sessions at a time, with their forks")
-    time.add_argument("--speed", type=_positive, default=1.0, metavar="X", help="2 is twice as fast (%(default)s)")
-    time.add_argument("--scale", type=_positive, default=1.0, metavar="X", help="of all lengths (%(default)s)")
+    time.add_argument("--closed", type=count, metavar="N", help="closed loop: sessions at a time, with their forks")
+    time.add_argument("--speed", type=positive, default=1.0, metavar="X", help="2 is twice as fast (%(default)s)")
+    time.add_argument("--scale", type=positive, default=1.0, metavar="X", help="of all lengths (%(default)s)")
     time.add_argument(
         "--max-context",
-        type=_count,
+        type=count,
         metavar="N",
         help="leave out what is longer, prompt and reply, and what follows it",
     )
-    time.add_argument("--duration", type=_positive, default=math.inf, metavar="S", help="send nothing later (no limit)")
+    time.add_argument("--duration", type=positive, default=math.inf, metavar="S", help="send nothing later (no limit)")
     time.add_argument(
-        "--warmup", type=_not_negative, default=0.0, metavar="S", help="not counted in figures (%(default)s)"
+        "--warmup", type=not_negative, default=0.0, metavar="S", help="not counted in figures (%(default)s)"
     )
     drawn = parser.add_argument_group("profiles, and traces that are to be resampled")
-    drawn.add_argument("--rate", type=_positive, metavar="X", help="requests a second; a trace keeps its own without")
-    drawn.add_argument("--seconds", type=_positive, default=300.0, metavar="S", help="of the workload (%(default)s)")
-    drawn.add_argument("--sessions", type=_count, metavar="N", help="of a profile: so many whole ones instead")
+    drawn.add_argument("--rate", type=positive, metavar="X", help="requests a second; a trace keeps its own without")
+    drawn.add_argument("--seconds", type=positive, default=300.0, metavar="S", help="of the workload (%(default)s)")
+    drawn.add_argument("--sessions", type=count, metavar="N", help="of a profile: so many whole ones instead")
     drawn.add_argument("--seed", type=int, default=0, help="(%(default)s)")
-    figures = parser.add_argument_group("figures")
+    figures = add_service_level(parser, "figures")
     figures.add_argument("--policy", default="unknown", metavar="NAME", help="what the gateway runs, for reports")
     figures.add_argument("--label", metavar="TEXT", help="of the curve in reports (the policy)")
     figures.add_argument("--instances", metavar="NAME[,NAME...]", help="all, idle ones included (those that answered)")
-    figures.add_argument("--slo-ttft", type=_positive, default=slo.ttft_s, metavar="S", help="(%(default)s)")
-    figures.add_argument(
-        "--slo-ttft-per-token", type=_not_negative, default=slo.ttft_per_token_s, metavar="S", help="(1e-4)"
-    )
-    figures.add_argument("--slo-tpot", type=_positive, default=slo.tpot_s, metavar="S", help="(%(default)s)")
     figures.add_argument("--export", choices=["csv"], help=f"write OUT/{CSV} too")
 
 
@@ -129,6 +124,7 @@ def run(args: argparse.Namespace) -> int:
     _check_text(args)
     if not 0 <= args.warmup < args.duration:
         raise CommandError(f"--warmup {args.warmup:g}: from 0 to less than --duration is expected")
+    slo = service_level(args)
     url, prefix = _split(args.url)
     if not _NAME.fullmatch(args.instance_header):
         raise CommandError(f"--instance-header {args.instance_header!r}: the name of a header is expected")
@@ -150,7 +146,7 @@ def run(args: argparse.Namespace) -> int:
         instance_header=args.instance_header,
         tag=tag if args.access_log else None,
     )
-    info = _info(args, trace, options)
+    info = _info(args, trace, options, slo)
     try:
         outcome = replay_run.perform(gateway, trace, script, options, info, args.out)
         outcome = _finish(args, outcome, tag, log_start)
@@ -198,7 +194,7 @@ def _finish(args: argparse.Namespace, outcome: Outcome, tag: str, log_start: int
     return outcome
 
 
-def _info(args: argparse.Namespace, trace: Trace, options: Options) -> RunInfo:
+def _info(args: argparse.Namespace, trace: Trace, options: Options, slo: Slo) -> RunInfo:
     recorded = args.workload not in PROFILES and args.rate is None
     return RunInfo(
         kind="replay",
@@ -218,9 +214,7 @@ def _info(args: argparse.Namespace, trace: Trace, options: Options) -> RunInfo:
             "scale": args.scale,
             "duration_s": None if math.isinf(args.duration) else args.duration,
             "requests": len(trace.requests),
-            "slo_ttft_s": args.slo_ttft,
-            "slo_ttft_per_token_s": args.slo_ttft_per_token,
-            "slo_tpot_s": args.slo_tpot,
+            **{f"slo_{name}": value for name, value in asdict(slo).items()},
         },
     )
 
@@ -274,25 +268,3 @@ def _size(log: Path | None) -> int:
 
 def _warn(text: str) -> None:
     Console(stderr=True, soft_wrap=True).print(f"loadgen: {text}", highlight=False, markup=False)
-
-
-def _positive(text: str) -> float:
-    if not (value := _not_negative(text)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive number")
-    return value
-
-
-def _not_negative(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0")
-    return value
-
-
-def _count(text: str) -> int:
-    if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number")
-    return int(text)

@@ -15,9 +15,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from extproc.routing.policies import registry
 from loadgen import simulation
 from loadgen.command_error import CommandError
+from loadgen.commands.options import add_service_level, service_level
 from loadgen.engine.timing import PROFILES as MODELS
 from loadgen.results.measures import Measures, Quantiles, measure, shown
-from loadgen.results.records import CSV, RunWriter, Slo, export_csv
+from loadgen.results.records import CSV, RunWriter, export_csv
 from loadgen.simulation.scenario import Fetch, IndexView, Layout, Scenario
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.trace import Dispatch
@@ -44,7 +45,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options: the fields of a Scenario."""
-    default, slo = Scenario(), Slo()
+    default = Scenario()
     parser.add_argument("workload", metavar="WORKLOAD", help=f"a trace, or a profile: {', '.join(PROFILES)}")
     parser.add_argument("--out", type=Path, metavar="DIR", help="where the run is written (nowhere)")
     parser.add_argument("--export", choices=["csv"], help=f"write OUT/{CSV} too")
@@ -92,10 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     cluster.add_argument("--fetch", type=Fetch, choices=list(Fetch), default=default.fetch, help="(%(default)s)")
     cluster.add_argument("--fetch-gbps", type=float, default=default.fetch_gbps, metavar="X", help="GB/s (%(default)s)")
-    level = parser.add_argument_group("service level")
-    level.add_argument("--slo-ttft", type=float, default=slo.ttft_s, metavar="S", help="(%(default)s)")
-    level.add_argument("--slo-ttft-per-token", type=float, default=slo.ttft_per_token_s, metavar="S", help="(1e-4)")
-    level.add_argument("--slo-tpot", type=float, default=slo.tpot_s, metavar="S", help="(%(default)s)")
+    add_service_level(parser, "service level")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -150,7 +148,7 @@ def scenario(args: argparse.Namespace) -> Scenario:
         index=args.index,
         warmup_s=args.warmup,
         measure_s=args.measure,
-        slo=Slo(args.slo_ttft, args.slo_ttft_per_token, args.slo_tpot),
+        slo=service_level(args),
     )
     try:
         simulation.check(asked)

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadgen.command_error import CommandError
-from loadgen.study.study import Study, study
+from loadgen.study.findings import Study
+from loadgen.study.study import study
 from loadgen.study.table import markdown
 from loadgen.workloads import traces
 

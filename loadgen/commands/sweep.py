@@ -5,25 +5,21 @@ from __future__ import annotations
 import argparse
 import itertools
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
 
 from extproc.routing.policies import registry
 from loadgen import simulation
 from loadgen.command_error import CommandError
-from loadgen.results.intervals import Interval
-from loadgen.results.measures import shown
 from loadgen.results.records import Slo
 from loadgen.simulation.scenario import Scenario
 from loadgen.simulation.sweeps import sweep
-from loadgen.simulation.sweeps.peaks import Curve, curves, more, settings
+from loadgen.simulation.sweeps.progress import progress
+from loadgen.simulation.sweeps.table import WIDE, tables
 
 DESCRIPTION = """\
 Simulate every combination of rates, policies, provisionings, seeds and whatever else is --set, over all cores.
@@ -39,8 +35,6 @@ examples:
   python -m loadgen sweep --rate 8 --policy smetric --set fetch=blocking,async --set fetch_gbps=3,6.5 --out out/fetch
   python -m loadgen sweep --rate 2 --set instances=8 --set model=235b-4xh20 --set slo.tpot_s=0.05 --out out/large
 """
-
-WIDE = 140  # columns of a table that goes into a file
 
 _TYPES = typing.get_type_hints(Scenario)
 _SLO = {f"slo.{field.name}": field.name for field in fields(Slo)}
@@ -83,8 +77,11 @@ def run(args: argparse.Namespace) -> int:
     if args.seeds < 1 or (args.jobs is not None and args.jobs < 1):
         raise CommandError("--seeds and --jobs: a positive number is needed")
     asked = scenarios(args.policy or [Scenario().policy], args.rate, args.global_ratio, args.seeds, args.sets)
-    with progress(len(asked)) as advance:
-        results = simulate(asked, args.out / sweep.FILE, jobs=args.jobs, progress=advance)
+    try:
+        with progress(len(asked)) as advance:
+            results = sweep.run(asked, args.out / sweep.FILE, jobs=args.jobs, progress=advance)
+    except sweep.SweepFailed as error:
+        raise CommandError(str(error)) from error
     console = Console(soft_wrap=True)
     if not console.is_terminal:
         console = Console(soft_wrap=True, width=WIDE)
@@ -97,42 +94,6 @@ def run(args: argparse.Namespace) -> int:
             f"failed: {sweep.label(result.scenario)}, seed {result.scenario.seed}: {result.error}", markup=False
         )
     return 1 if failed else 0
-
-
-def simulate(
-    asked: Sequence[Scenario], path: Path, *, jobs: int | None, progress: Callable[[sweep.Result], None]
-) -> list[sweep.Result]:
-    """`sweep.run`, its failure a CommandError."""
-    try:
-        return sweep.run(asked, path, jobs=jobs, progress=progress)
-    except sweep.SweepFailed as error:
-        raise CommandError(str(error)) from error
-
-
-@contextmanager
-def progress(total: int, text: str = "simulating") -> Iterator[Callable[[sweep.Result], None]]:
-    """A bar on stderr, on a terminal alone; to be told of each result."""
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[failed]}", style="red"),
-        console=Console(stderr=True),
-    )
-    bar.disable = not bar.console.is_terminal
-    task = bar.add_task(text, total=total, failed="")
-    failures = 0
-
-    def advance(result: sweep.Result) -> None:
-        nonlocal failures
-        failures += result.error is not None
-        bar.update(task, advance=1, failed=f"{failures} failed" if failures else "")
-
-    with bar:
-        yield advance
 
 
 def scenarios(policies: Sequence[str], rates: str, ratios: str, seeds: int, sets: Sequence[str]) -> list[Scenario]:
@@ -168,41 +129,6 @@ def _check(asked: Iterable[Scenario]) -> None:
         raise CommandError(f"{option}: {error.expected}") from error
     except simulation.ImpossibleScenario as error:
         raise CommandError(str(error)) from error
-
-
-def tables(results: Iterable[sweep.Result]) -> Iterator[Table]:
-    """One a setting: each policy's peak."""
-    for setting, members in settings(results).items():
-        table = Table(title=", ".join(f"{name} {value}" for name, value in setting) or None, title_justify="left")
-        for column in ("policy", "TPS within SLO", "at rate", "local hits", "reuse", "imbalance", "TTFT p50 / p90 s"):
-            table.add_column(column, justify="left" if column == "policy" else "right")
-        found = curves(members)
-        first = next(iter(found.values()), None)
-        if first is not None and len(found) > 1:
-            table.add_column(f"against {first.label}", justify="right")
-        for curve in found.values():
-            table.add_row(*_row(curve, first))
-        yield table
-
-
-def _row(curve: Curve, first: Curve | None) -> list[str]:
-    rate = curve.peak(lambda measures: measures.tps_slo)
-    cells = [curve.label, _interval(curve.mean(rate, lambda measures: measures.tps_slo), "{:.0f}"), f"{rate:g}"]
-    cells += [shown(curve.mean(rate, value).mean, "{:.1%}") for value in (lambda m: m.local, lambda m: m.reuse)]
-    cells.append(shown(curve.mean(rate, lambda measures: measures.imbalance).mean, "{:.2f}"))
-    p50, p90 = (curve.mean(rate, value).mean for value in (lambda m: m.ttft.p50, lambda m: m.ttft.p90))
-    cells.append(f"{shown(p50, '{:.2f}')} / {shown(p90, '{:.1f}')}")
-    if first is not None and curve is not first:
-        base = first.at(first.peak(lambda measures: measures.tps_slo), lambda measures: measures.tps_slo)
-        cells.append(_interval(more(curve.at(rate, lambda measures: measures.tps_slo), base), "{:+.1%}"))
-    return cells
-
-
-def _interval(value: Interval, form: str) -> str:
-    if not value.n:
-        return "-"
-    half = form.replace("+", "").format(value.half) if value.n > 1 else ""
-    return form.format(value.mean) + (f" ± {half}" if half else "")
 
 
 def _policy(text: str) -> tuple[str, Mapping[str, float]]:

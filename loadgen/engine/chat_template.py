@@ -1,7 +1,7 @@
 """A chat request as vLLM sees it: messages and tools normalised, then rendered by the model's template.
 
-Written for the simulated engine and independent of `extproc.prompt` on purpose: where both agree on a prompt, two
-readings of vLLM's rules agree. Checked against what vLLM 0.32 itself tokenised (tests/loadgen/test_chat.py).
+Written for the simulated engine and independent of `extproc.prompts` on purpose: where both agree on a prompt, two
+readings of vLLM's rules agree. Checked against what vLLM 0.32 itself tokenised (tests/loadgen/engine/test_prompts.py).
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ import msgspec
 from aiohttp import web
 from prometheus_client import generate_latest
 
-from loadgen.engine.chat_api import ChatApi, Completion, parse
+from loadgen.engine.chat_api import ChatApi, parse
 from loadgen.engine.clock import Engine
+from loadgen.engine.completion import Completion
 from loadgen.engine.errors import Refused, invalid
 from loadgen.engine.metrics import EngineMetrics
 from loadgen.engine.other_apis import OtherApis

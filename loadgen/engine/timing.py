@@ -1,7 +1,7 @@
 """How long one step of an instance takes: one formula, and its constants in one table.
 
-Source of formula and constants: a fit to third-party measurements of vLLM (issue 5, "Facts for the workload
-generator"). Treat them as calibration: the 30B rows are within 5 % of the measured points, the 235B row within 30 %.
+docs/engine-model.md says where formula and constants come from. Treat them as calibration: 30b-h20 is within 5 % of
+the measured points, 235b-4xh20 within 30 %.
 """
 
 from __future__ import annotations

@@ -22,8 +22,8 @@ from aiohttp import web
 from prometheus_client import CollectorRegistry, Counter
 
 from loadgen.engine.block_cache import Block
-from loadgen.engine.chat_api import Completion
 from loadgen.engine.clock import LiveRequest
+from loadgen.engine.completion import Completion
 from loadgen.engine.errors import invalid
 from loadgen.engine.instance import Instance
 from loadgen.json_types import Json

@@ -14,7 +14,7 @@ from loadgen.paper.made import Made
 from loadgen.paper.settings import LATENCY_FACTOR, NAMES, Plan, Setting
 from loadgen.results.intervals import Interval
 from loadgen.results.records import Slo
-from loadgen.study.study import Study
+from loadgen.study.findings import Study
 
 Part = tuple[str, str, list[Finding]]  # heading, name of its figures, findings
 

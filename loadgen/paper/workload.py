@@ -18,7 +18,8 @@ from loadgen.paper.settings import Plan
 from loadgen.results.intervals import Interval, mean_ci
 from loadgen.simulation.scenario import Scenario
 from loadgen.simulation.sweeps.workers import Failed, spread
-from loadgen.study.study import Study, study
+from loadgen.study.findings import Study
+from loadgen.study.study import study
 
 FILE = "studies.json"
 DENSITY = 43.0  # requests a minute and instance, trace 1

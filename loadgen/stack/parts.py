@@ -1,4 +1,4 @@
-"""The parts of a stack: where their programs are, how a simulated engine is started, how a child is asked something."""
+"""The parts of a stack: where their programs are, how each is started, how a child is asked something."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import json
 import shutil
 import sys
 import urllib.request
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from loadgen.stack.envoy_config import HOST
@@ -67,6 +67,44 @@ class Sidecar(Child):
     def address(self) -> str:
         """What Envoy knows the engine behind it by: ip:port."""
         return f"{HOST}:{self.port}"
+
+
+class Redis(Child):
+    """A Redis that keeps nothing on disk."""
+
+    def __init__(self, directory: Path, program: str | None = None) -> None:
+        """Raises StackFailed where no `program` is given and none is installed."""
+        self.port = free_port()
+        options = ["--port", str(self.port), "--bind", HOST, "--save", "", "--appendonly", "no"]
+        arguments = [program or redis_server(), *options, "--dir", str(directory)]
+        super().__init__("redis", arguments, directory / "redis.log", lambda: listens(self.port))
+
+    @property
+    def url(self) -> str:
+        return f"redis://{HOST}:{self.port}/0"
+
+
+class Extproc(Child):
+    """`python -m extproc serve`."""
+
+    def __init__(self, port: int, directory: Path, options: Sequence[str], follows: Callable[[], bool]) -> None:
+        """`follows` tells whether it knows every engine by now."""
+        arguments = [sys.executable, "-m", "extproc", "serve", *options]
+        super().__init__("extproc", arguments, directory / "extproc.log", lambda: listens(port) and follows())
+
+
+class Envoy(Child):
+    """Envoy with two threads, whose access log is written at once."""
+
+    def __init__(self, configuration: Path, directory: Path, port: int, admin_port: int) -> None:
+        """Raises StackFailed where it is not installed."""
+        arguments = [envoy_program(), "-c", str(configuration), "--disable-hot-restart", "--concurrency", "2"]
+        arguments += ["--log-level", "warning", "--file-flush-interval-msec", "50", "--file-flush-min-size-kb", "1"]
+
+        def ready() -> bool:
+            return get(f"http://{HOST}:{admin_port}/ready") is not None and listens(port)
+
+        super().__init__("envoy", arguments, directory / "envoy.log", ready)
 
 
 def envoy_program() -> str:

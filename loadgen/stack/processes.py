@@ -14,9 +14,12 @@ import socket
 import subprocess
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 # Below the range from which Linux takes the ports of outgoing connections (32768 and up): a port that is given to a
 # server must still be free when the server is restarted.
@@ -165,3 +168,48 @@ class Child:
     def _signal(self, number: int) -> None:
         if self.pid is not None:
             os.killpg(self.pid, number)
+
+
+class Started(ABC):
+    """Children that start wave by wave and end together: a context manager for its subclasses."""
+
+    @property
+    @abstractmethod
+    def waves(self) -> Sequence[Sequence[Child | None]]:
+        """In the order of starting; each wave is ready before the next begins. None is a part that is left out."""
+
+    @property
+    def children(self) -> list[Child]:
+        """Everything that runs, in the order of starting."""
+        return [child for wave in self.waves for child in wave if child is not None]
+
+    def __enter__(self) -> Self:
+        """Start everything and wait until it is ready.
+
+        Raises:
+            ProcessFailed: with the end of the log of the part that failed.
+        """
+        try:
+            for wave in self.waves:
+                started = [child for child in wave if child is not None]
+                for child in started:
+                    child.start()
+                for child in started:
+                    child.wait_ready()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End everything. A second Ctrl-C does not interrupt it."""
+        with uninterrupted():
+            for child in self.children:
+                child.terminate()
+            for child in self.children:
+                child.stop(grace=1.0)

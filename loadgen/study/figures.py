@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, PercentFormatter
 
 from loadgen.report.figures.style import RC, Drawn, legend, rows_of
-from loadgen.study.study import SOON_S, Study
+from loadgen.study.findings import SOON_S, Study
 
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito
 _LINES = ("-", "--", ":", "-.")

@@ -1,97 +1,22 @@
 """The workload study: what a trace's sessions reuse, from whom and how soon, and how evenly they could be spread.
 
-Figures 5 to 9 of the paper, from a trace alone. Pure: no files, no text. What the trace's format does not say is None,
-with the reason in `unsaid`. Lengths in tokens, times in seconds, shares from 0 to 1.
+Figures 5 to 9 of the paper, from a trace alone, as the values of `findings`. Pure: no files, no text.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-
-import msgspec
+from collections.abc import Callable, Iterable, Sequence
 
 from loadgen.study.balance import MINUTE, imbalance, per_minute
+from loadgen.study.findings import SOON_S, Balance, Intervals, Reuse, Spread, Study
 from loadgen.study.reuse import Store
 from loadgen.workloads.trace import Fact, Trace, TraceRequest
 from loadgen.workloads.traces import nominal
 
-SOON_S = 100.0  # the paper: about 90 % of the reuse happens within it
 INTERVALS_S = tuple(10 ** (step / 4) for step in range(-4, 21))  # from 0.1 s to 28 hours, for the curve
 EVERY = 256  # requests between two words on progress
-
-
-class Spread(msgspec.Struct, frozen=True):
-    """A distribution in a few points (nearest rank)."""
-
-    count: int
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-    max: float
-
-
-class Reuse(msgspec.Struct, frozen=True, kw_only=True):
-    """Figure 5: reuse with an infinite store. The shares are of the reused tokens and add up to 1."""
-
-    ratio: float  # prompt tokens in blocks that an earlier prompt had / prompt tokens; named parts of blocks count
-    whole: float  # the same of whole blocks alone: what an engine can reuse
-    tokens: int  # reused
-    within: float | None  # share whose block this session produced first
-    system: float | None  # share that is system prompt of another session's making; None: not told from the rest
-    other: float | None  # the rest
-
-
-class Intervals(msgspec.Struct, frozen=True, kw_only=True):
-    """Figure 6: from the end of the last request that used a block to the arrival of the next, each token counted.
-
-    An end that is not recorded is taken to be the arrival, so the interval is an upper bound. Formats that give gaps
-    and no durations have arrivals after nominal ends: there these are the ends.
-    """
-
-    soon: float  # share within SOON_S
-    soon_requests: float  # the same, each request counted once: by the last block that it reuses
-    p50: float
-    p90: float
-    p99: float
-    curve: Sequence[tuple[float, float]]  # seconds, share within them
-
-
-class Balance(msgspec.Struct, frozen=True, kw_only=True):
-    """Figure 9: hottest / mean instance in tokens, a value a minute."""
-
-    median: float
-    worst: float
-    minutes: Sequence[float]
-
-
-class Study(msgspec.Struct, frozen=True, kw_only=True):
-    """What a trace says of its workload."""
-
-    trace: str
-    requests: int
-    duration_s: float
-    instances: int
-    input: Spread
-    output: Spread
-    sessions: int | None = None
-    inferred: bool = False  # whether the sessions are
-    forks: int | None = None  # sessions that another session's request began
-    turns: Spread | None = None  # requests of a session that is no fork
-    append: Spread | None = None  # prompt tokens after the last reply, of follow-ups
-    growth: Spread | None = None  # prompt tokens more than the request before, of follow-ups that grow
-    reuse: Reuse | None = None
-    intervals: Intervals | None = None
-    triggers: Mapping[str, float] | None = None  # shares of the requests
-    session_tokens: Spread | None = None  # prompt and reply
-    concentration: Sequence[tuple[float, float]] | None = None  # top share of the sessions -> share of the tokens
-    rate: Spread | None = None  # requests a minute / instances
-    rate_least: float | None = None
-    balance: Balance | None = None
-    nominal: float = 0.0  # share of the requests whose duration is not recorded
-    unsaid: Sequence[str] = ()
 
 
 def study(trace: Trace, instances: int = 32, progress: Callable[[int], object] = lambda _: None) -> Study:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from loadgen.study.study import SOON_S, Intervals, Spread, Study
+from loadgen.study.findings import SOON_S, Intervals, Spread, Study
 
 UNSAID = "not said"
 

@@ -100,10 +100,11 @@ def mean_requests(profile: Profile) -> float:
     return profile.one_shot + (1 - profile.one_shot) * (mean_whole(profile.turns) + forks)
 
 
-# SIMULATION.md, "Synthetic agents". Its figures come from sessions that all began within the 45 minutes before; in the
-# steady state, drawn here, sessions are older. So three values differ: sigma of turns (0.9 there) and median of append
-# (2,600 there), for prompts as short as those, and the slow tools' gap (45 s there), for 90 % rather than 93 % of the
-# reuse within 100 s. Forks are spread over requests, so long sessions fork more: the paper's reuse of other sessions.
+# A fit to the statistics that the paper gives of its first trace (docs/workloads.md), at first on sessions that all
+# began within 45 minutes. In the steady state, drawn here, sessions are older. So three values were changed: sigma of
+# turns (was 0.9) and median of append (was 2,600), for prompts as short as those, and the slow tools' gap (was 45 s),
+# for 90 % rather than 93 % of the reuse within 100 s. Forks are spread over requests, so long sessions fork more: the
+# paper's reuse of other sessions.
 PAPER_TRACE_1 = Profile(
     name="paper-trace-1",
     about="a coding-agent product's users, as in trace 1 of the SMetric paper",
@@ -138,12 +139,12 @@ BAILIAN_CODER = replace(
     shared=((14_500, 0.38), (9_000, 0.21), (5_000, 0.12)),
 )
 
-# SIMULATION.md, statistics of 710 recorded sessions (callanjfox/kv-cache-tester): medians and 90th percentiles give
-# median and sigma of turns, output, append (its mean) and gaps. Shared prompts: lengths of tools and system prompt that
-# at least 7 of the 500 sessions published with the issue have in common. First texts, what a compaction keeps, and the
-# chances of one and of a rewritten history: fitted to the lengths of prompts, 0.7 % context resets and reuse of 0.963.
-# The context is that of Qwen3-Coder: sessions with a million tokens of it are left out. Subagents are not: they share
-# nothing with their parents there.
+# Statistics of 710 recorded sessions (github.com/callanjfox/kv-cache-tester; docs/workloads.md): medians and 90th
+# percentiles give median and sigma of turns, output, append (its mean) and gaps. Shared prompts: lengths of tools and
+# system prompt that at least 7 of the 500 sessions that were at hand have in common. First texts, what a compaction
+# keeps, and the chances of one and of a rewritten history: fitted to the lengths of prompts, 0.7 % context resets and
+# reuse of 0.963. The context is that of Qwen3-Coder: sessions with a million tokens of it are left out. Subagents are
+# not: they share nothing with their parents there.
 CLAUDE_CODE = Profile(
     name="claude-code",
     about="long sessions of Claude Code, as recorded by kv-cache-tester",

@@ -19,7 +19,7 @@ from extproc.cli import command_line
 from extproc.config import Settings
 from extproc.instances.discovery import Address, Discovery
 from extproc.processor.grpc_health import LIVENESS, READINESS
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.stack.stack import Stack
 from tests.epp.envoy_tls import reach_by_tls
 from tests.support.agents import chat, decision, post

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from matplotlib.axes import Axes
 
-from loadgen.report.figures.style import Drawn, Look, legend, looks, panels, plain_rows, rows_of, seeds, where
+from loadgen.report.figures.style import Drawn, Look, dot, legend, looks, panels, plain_rows, rows_of, seeds, where
 from loadgen.report.material import Case, Group, Trail
 from loadgen.results.measures import Quantiles
 
@@ -25,11 +25,8 @@ def draw(group: Group) -> Iterator[Drawn]:
     whole = all(label in trails for label in labels)
     figure, (left, right) = panels(2, width=3.9, height=max(2.6, 1.1 + 0.28 * len(labels)), share=not whole)
     for row, label in enumerate(labels):
-        mean, look = means[label], style[label]
-        half = None if math.isnan(mean.half) else mean.half
-        left.errorbar(
-            mean.mean, row, xerr=half, color=look.color, marker=look.marker, linestyle="", elinewidth=0.9, capsize=2
-        )
+        mean = means[label]
+        dot(left, row, mean, style[label])
         left.annotate(f"{mean.mean:.2f}", (mean.mean, row), (0, 6), textcoords="offset points", ha="center", fontsize=8)
     rows_of(left, labels)
     left.margins(x=0.15)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
-from loadgen.report.figures.style import Drawn, Look, error, legend, looks, panels, rate_axis, ticks, where
+from loadgen.report.figures.style import Drawn, Look, curve, legend, looks, panels, rate_axis, ticks, where
 from loadgen.report.material import Group, margin, tps
 from loadgen.results.intervals import Interval
 from loadgen.simulation.sweeps.peaks import more
@@ -67,19 +67,8 @@ def _panel(ax: Axes, lines: Mapping[str, Line], style: Mapping[str, Look]) -> No
     places = sorted({x for line in lines.values() for x, _ in line})
     span = places[-1] - places[0]
     for number, (label, line) in enumerate(lines.items()):
-        look = style[label]
         aside = (number - (len(lines) - 1) / 2) * span * 0.012  # bars of one place stand side by side
-        ax.errorbar(
-            [x + aside for x, _ in line],
-            [difference.mean for _, difference in line],
-            yerr=error(difference for _, difference in line),
-            color=look.color,
-            marker=look.marker,
-            linestyle=look.line,
-            elinewidth=0.9,
-            capsize=2,
-            label=label,
-        )
+        curve(ax, ((x + aside, difference) for x, difference in line), style[label], label)
     ax.axhline(0, color="#777777", linewidth=0.8)
     ax.yaxis.set_major_formatter(PercentFormatter(1, decimals=0))
     ticks(ax, places)

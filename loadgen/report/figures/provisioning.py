@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.report.figures.style import Drawn, error, legend, looks, panels, seeds, ticks
+from loadgen.report.figures.style import Drawn, curve, legend, looks, panels, seeds, ticks
 from loadgen.report.material import Group, tps
 
 NEEDS = "TPS within SLO against provisioning: simulations of at least two global tiers (sweep --global-ratio 0,4.6)"
@@ -17,18 +17,8 @@ def draw(group: Group) -> Iterator[Drawn]:
         return
     figure, (ax,) = panels(1, width=4.8)
     for label, look in looks(group).items():
-        peaks = [(case.ratio, curve.mean(curve.peak(tps), tps)) for case in cases if (curve := case.curves.get(label))]
-        ax.errorbar(
-            [ratio for ratio, _ in peaks],
-            [peak.mean for _, peak in peaks],
-            yerr=error(peak for _, peak in peaks),
-            color=look.color,
-            marker=look.marker,
-            linestyle=look.line,
-            elinewidth=0.9,
-            capsize=2,
-            label=label,
-        )
+        peaks = [(case.ratio, one.mean(one.peak(tps), tps)) for case in cases if (one := case.curves.get(label))]
+        curve(ax, peaks, look, label)
     ax.set_xlabel("Global tier / local cache, tokens (0: none)")
     ax.set_ylabel("Most output tokens/s within SLO")
     ticks(ax, [case.ratio for case in cases])

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import PercentFormatter
 
 from extproc.routing.policies import registry
-from loadgen.report.figures.style import GLOBAL, LOCAL, Drawn, error, panels, provision, rate_words
+from loadgen.report.figures.style import GLOBAL, LOCAL, Drawn, Look, curve, panels, provision, rate_words
 from loadgen.report.material import Group, Point, tps
 from loadgen.results.intervals import mean_ci
 from loadgen.results.measures import Measures
@@ -71,17 +71,8 @@ def _figure(
 
 
 def _curve(ax: Axes, values: Mapping[float, list[Measures]], value: Value, color: str, marker: str, label: str) -> None:
-    means = [mean_ci(map(value, measures)) for measures in values.values()]
-    ax.errorbar(
-        range(len(means)),
-        [mean.mean for mean in means],
-        yerr=error(means),
-        color=color,
-        marker=marker,
-        elinewidth=0.9,
-        capsize=2,
-        label=label,
-    )
+    means = (mean_ci(map(value, measures)) for measures in values.values())
+    curve(ax, enumerate(means), Look(color, marker, "-"), label)
 
 
 def _else_default(point: Point, option: str) -> bool:

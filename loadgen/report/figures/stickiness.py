@@ -7,9 +7,8 @@ from collections.abc import Iterator
 
 from matplotlib.ticker import PercentFormatter
 
-from loadgen.report.figures.style import Drawn, error, legend, looks, panels, rows_of, seeds, where
+from loadgen.report.figures.style import Drawn, dot, legend, looks, panels, rows_of, seeds, where
 from loadgen.report.material import Group
-from loadgen.results.intervals import Interval
 
 NEEDS = "stickiness: rows of follow-ups that tell the instance"
 
@@ -30,17 +29,7 @@ def draw(group: Group) -> Iterator[Drawn]:
     for row, label in enumerate(labels):
         look = style[label]
         for values, face, offset in ((first, look.color, -0.14), (before, "white", 0.14)):
-            ax.errorbar(
-                values[label].mean,
-                row + offset,
-                xerr=_error(values[label]),
-                color=look.color,
-                marker=look.marker,
-                markerfacecolor=face,
-                linestyle="",
-                elinewidth=0.9,
-                capsize=2,
-            )
+            dot(ax, row + offset, values[label], look, face=face, bounded=True)
     for face, text in (("#555555", "first turn's instance"), ("white", "instance of the turn before")):
         ax.plot([], [], "o", color="#555555", markerfacecolor=face, label=text)
     rows_of(ax, labels)
@@ -50,9 +39,3 @@ def draw(group: Group) -> Iterator[Drawn]:
     legend(figure, [ax])
     caption = f"Share of requests with a turn above 0, {where(group, case)} ({seeds(case)})."
     yield Drawn("stickiness", "Session stickiness", caption, figure)
-
-
-def _error(share: Interval) -> list[list[float]]:
-    """Error bars below and above that stay between 0 and 1, as shares do."""
-    half = error([share])[0]
-    return [[min(half, share.mean)], [min(half, 1 - share.mean)]]

@@ -47,6 +47,7 @@ _POLICIES = {
     "random": ("#8C8C8C", ">"),
 }
 _OTHERS = (("#7A3B9D", "h"), ("#7F5F00", "p"), ("#A50F38", "*"), ("#3D5A5A", "d"))  # policies that come later, peers
+_BAR: dict[str, Any] = {"elinewidth": 0.9, "capsize": 2}  # an error bar
 _LINES = ("-", "--", ":", "-.", (0, (3, 1, 1, 1, 1, 1)), (0, (8, 2)), (0, (1, 3)), (0, (5, 5)))  # a policy's labels
 
 
@@ -120,6 +121,29 @@ def rate_axis(group: Group) -> str:
 def error(intervals: Iterable[Interval]) -> list[float]:
     """Lengths of error bars; none where a single seed tells of no spread."""
     return [0.0 if math.isnan(interval.half) else interval.half for interval in intervals]
+
+
+def curve(ax: Axes, points: Iterable[tuple[float, Interval]], look: Look, label: str) -> None:
+    """A line through values with their error bars."""
+    known = list(points)
+    ax.errorbar(
+        [x for x, _ in known],
+        [value.mean for _, value in known],
+        yerr=error(value for _, value in known),
+        color=look.color,
+        marker=look.marker,
+        linestyle=look.line,
+        label=label,
+        **_BAR,
+    )
+
+
+def dot(ax: Axes, row: float, value: Interval, look: Look, *, face: str | None = None, bounded: bool = False) -> None:
+    """One value in its row of a horizontal figure; `bounded` for shares, whose bars stay between 0 and 1."""
+    half = error([value])[0]
+    bar: Any = [[min(half, value.mean)], [min(half, 1 - value.mean)]] if bounded else [half]
+    marker: dict[str, Any] = {"marker": look.marker, "markerfacecolor": face or look.color}
+    ax.errorbar(value.mean, row, xerr=bar, color=look.color, linestyle="", **marker, **_BAR)
 
 
 def seeds(case: Case) -> str:

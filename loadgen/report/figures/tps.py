@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from loadgen.report.figures.style import Drawn, error, looks, panels, rows_of, seeds, where
+from loadgen.report.figures.style import Drawn, dot, looks, panels, rows_of, seeds, where
 from loadgen.report.material import Group, tps
 
 NEEDS = ""  # who has curves over rates does not miss it
@@ -17,10 +17,8 @@ def draw(group: Group) -> Iterator[Drawn]:
     case, style = group.main, looks(group)
     figure, (ax,) = panels(1, width=5.2, height=1.0 + 0.32 * len(case.curves))
     for row, (label, curve) in enumerate(case.curves.items()):
-        value, look = curve.mean(case.rate, tps), style[label]
-        ax.errorbar(
-            value.mean, row, xerr=error([value]), color=look.color, marker=look.marker, elinewidth=0.9, capsize=2
-        )
+        value = curve.mean(case.rate, tps)
+        dot(ax, row, value, style[label])
         text, above = f"{value.mean:,.0f}", (0, 6)
         ax.annotate(text, (value.mean, row), above, textcoords="offset points", ha="center", fontsize=8)
     rows_of(ax, list(case.curves))

@@ -11,7 +11,7 @@ from loadgen.engine.block_keys import chain, extra_keys
 from loadgen.engine.instance import Cleared, Event, Instance, Limits, Removed, Request, Stored
 from loadgen.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Format, Wire
 from loadgen.engine.kv_events import Event as WireEvent
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.timing import PROFILES
 from loadgen.engine.tokenizer import Tokens
 from tests.support.recordings import lines

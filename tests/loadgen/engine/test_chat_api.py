@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from loadgen.engine.chat_api import ChatApi, Served, parse
 from loadgen.engine.errors import Refused
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 
 API = ChatApi(MODEL_DIR, Served(("tiny",), ("adapter",), max_model_len=2_000, block_size=16))

@@ -6,7 +6,7 @@ import pytest
 
 from loadgen.engine.chat_api import ChatApi, Served
 from loadgen.engine.errors import Refused
-from loadgen.engine.other_apis import _APIS, _read
+from loadgen.engine.other_apis import APIS, _read
 from tests.support.recordings import MODEL, lines
 
 
@@ -29,14 +29,14 @@ def test_prompts_are_those_of_vllm(api: ChatApi, path: str, recording: str) -> N
     for line in lines(recording):
         ids = line.get("prompt_token_ids")
         if line["kind"] == "request" and line["path"] == path and ids and not isinstance(ids[0], list):
-            assert api.prompt(_read(_APIS[path].chat, line["body"])).tolist() == ids, line.get("note")
+            assert api.prompt(_read(APIS[path].chat, line["body"])).tolist() == ids, line.get("note")
             seen += 1
     assert seen >= 4
 
 
-@pytest.mark.parametrize("path", list(_APIS))
+@pytest.mark.parametrize("path", list(APIS))
 @pytest.mark.parametrize("body", [{}, {"messages": 5, "input": 5, "prompt": 5}, {"messages": [5], "input": [5]}])
 def test_what_is_no_request_is_refused(path: str, body: dict[str, object]) -> None:
     """As vLLM does: 400."""
     with pytest.raises(Refused):
-        _read(_APIS[path].chat, body)
+        _read(APIS[path].chat, body)

@@ -18,7 +18,7 @@ import zmq
 import zmq.asyncio
 
 from loadgen.engine.kv_events import AllBlocksCleared, BlockRemoved, BlockStored, Format, Wire
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from loadgen.stack.stack import Engine
 from tests.support.paths import ROOT

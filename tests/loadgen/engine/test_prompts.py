@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.engine.chat_template import ChatError, ChatTemplate
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from tests.support.recordings import MODEL, lines, names
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from loadgen.engine.chat_template import ChatTemplate
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from loadgen.json_types import Json
 from loadgen.replay.script import carried_on

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.replay import run
 from loadgen.replay.replay import Options
 from loadgen.replay.run import Gateway

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 
 from extproc.routing.pools.mismatch import ENOUGH, Agreement
-from loadgen.engine.server import MODEL_DIR
+from loadgen.engine.options import MODEL_DIR
 from loadgen.stack.parts import get
 from loadgen.stack.stack import Stack
 from tests.support.agents import WORD, chat, post, until

@@ -18,12 +18,13 @@ import pytest
 
 from loadgen import cli, simulation
 from loadgen.command_error import CommandError
-from loadgen.commands.sweep import scenarios, tables
+from loadgen.commands.sweep import scenarios
 from loadgen.results.measures import Measures, measure
 from loadgen.results.records import Row, RunInfo
 from loadgen.simulation.scenario import Fetch, Scenario
 from loadgen.simulation.sweeps import sweep
 from loadgen.simulation.sweeps.peaks import curves, more, settings
+from loadgen.simulation.sweeps.table import tables
 from loadgen.simulation.sweeps.workers import Failed, Queue, spread
 
 SCENARIOS = [Scenario(policy=policy, rate=4.0, seed=seed) for seed in (0, 1) for policy in ("smetric", "lmetric")]
@@ -238,9 +239,9 @@ def test_an_interruption_keeps_what_is_done(tmp_path: Path) -> None:
     """SIGINT ends a sweep and its processes at once; lines written before it stay."""
     program = f"""
 from pathlib import Path
-from loadgen import sweep
-from loadgen.scenario import Scenario
-from tests.loadgen.test_sweep import fake
+from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.sweeps import sweep
+from tests.loadgen.simulation.sweeps.test_sweep import fake
 if __name__ == "__main__":
     asked = [Scenario(workload="quick"), Scenario(workload="slow")]
     heard = lambda _: print("done", flush=True)
