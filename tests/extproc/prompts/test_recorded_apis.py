@@ -7,6 +7,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,9 @@ def renderer(template: str | None = None) -> Renderer:
     return Renderer.load(MODEL) if template is None else with_template((TESTS / "templates" / template).read_text())
 
 
+RECORDED = datetime(2026, 11, 30, 12, 0)  # noqa: DTZ001 -- the day of vllm-0.32.0-apis.jsonl.gz, which templates write
+
+
 def with_template(source: str, *, adds_bos: bool = False) -> Renderer:
     """The fixtures' model with another template, and a tokenizer that begins each text with `<|endoftext|>` or not."""
     with tempfile.TemporaryDirectory() as name:
@@ -59,7 +63,7 @@ def with_template(source: str, *, adds_bos: bool = False) -> Renderer:
                 },
             }
             (directory / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-        return Renderer.load(directory)
+        return Renderer.load(directory, clock=lambda: RECORDED)
 
 
 def parse(path: str, **body: Any) -> Request:
