@@ -15,6 +15,7 @@ from extproc.base.headers import TURN
 from extproc.base.model import Reason
 from extproc.index.routed_cache import Speculation
 from extproc.requests import apis
+from extproc.requests.paths import Api, api_of
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, explicit_turn
@@ -73,7 +74,9 @@ class Explanation:
         return asdict(self)
 
     def _lines(self) -> Iterator[str]:
-        yield f"api        {self.path}{f', model {self.model}' if self.model else ''}"
+        api = api_of(self.path)
+        read_as = f", read as {api}" if api is not None and api != self.path else ""
+        yield f"api        {self.path}{read_as}{f', model {self.model}' if self.model else ''}"
         options = ", ".join(f"{name} {value:g}" for name, value in self.options.items())
         yield f"pool       {self.pool} by {self.policy}{f' ({options})' if options else ''}"
         yield f"turn       {self.turn}"
@@ -124,7 +127,7 @@ class Explainer:
         """Explain a body. `about` may tell its `path`, its turn and the route's `x-smetric-*`; by default it is a chat
         that comes by the filter's own settings. Raises ConfigError for settings that no route could have."""
         metadata = {key: value for key, value in about.items() if key != TURN}
-        ask = Ask(about.get("path", apis.CHAT), body or None, None if body else Reason.NO_BODY, explicit_turn(about))
+        ask = Ask(about.get("path", Api.CHAT), body or None, None if body else Reason.NO_BODY, explicit_turn(about))
         return await self.explain(route_settings(metadata, self._default), ask, now=now)
 
     async def explain(self, route: RouteSettings, ask: Ask, *, now: float) -> Explanation:

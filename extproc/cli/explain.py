@@ -16,7 +16,7 @@ import msgspec
 from extproc.base.errors import ConfigError
 from extproc.base.headers import TURN
 from extproc.cli import options
-from extproc.requests.apis import CHAT
+from extproc.requests.paths import Api
 from extproc.routing.route import CLUSTER
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_envoy_yaml(parser)
     add = parser.add_argument
     add("body", type=Path, metavar="BODY", help="a file with the body of a request")
-    add("--path", default=CHAT, metavar="PATH", help="of the request, default %(default)s")
+    add("--path", default=Api.CHAT.value, metavar="PATH", help="of the request, default %(default)s")
     add("--cluster", metavar="NAME", help="the pool, where the filter does not name it")
     add("--turn", type=int, metavar="N", help=f"what a client would say by {TURN}")
     add("--index", default="memory://", metavar="URL", help="a shared index to ask")

@@ -77,7 +77,7 @@ class Prefiller:
         if to.rank is not None:
             sent[RANK] = str(to.rank)
         data = io.BytesIO(disaggregation.prefill_body(path, body))
-        url = f"http://{to.address}{path}"
+        url = f"http://{to.address}{disaggregation.engines_path(path)}"
         try:
             async with asyncio.timeout(timeout_s):
                 # A redirect would lead to a host that is not in the pool.

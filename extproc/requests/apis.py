@@ -1,8 +1,9 @@
 """Request bodies of the APIs that vLLM speaks: path and bytes -> `Request`.
 
-Owns the table of APIs and the fields around the messages; the messages themselves are `chat.py`'s. Anthropic's
-messages and OpenAI's responses are made into chats first, as vLLM does (`anthropic.py`, `responses.py`). Refuses to
-know templates, tokens and routing. One more API is one more function and one more row of `_APIS`.
+Owns what is read of each API's body and the fields around the messages; the messages themselves are `chat.py`'s.
+Anthropic's messages and OpenAI's responses are made into chats first, as vLLM does (`anthropic.py`, `responses.py`).
+Which API a path leads to is `paths.py`'s to know. Refuses to know templates, tokens and routing. One more API is one
+more member of `paths.Api`, one more function and one more row of `_READERS`.
 
 Bodies that vLLM 0.32 would refuse are read leniently where older versions did so, and are otherwise `UnreadableBody`:
 the engine judges them in both cases.
@@ -19,28 +20,26 @@ import msgspec
 from extproc.base.errors import UnreadableBody, UnsupportedApi
 from extproc.base.model import Request
 from extproc.requests import anthropic, chat, responses
+from extproc.requests.bodies import document, utf8
+from extproc.requests.paths import Api, api_of
 
 Body = dict[str, Any]
 
-CHAT = "/v1/chat/completions"
-
 
 def parse(path: str, body: bytes) -> Request:
-    """Read the body of a request to `path` (a query string is ignored).
+    """Read the body of a request to `path`.
 
-    Raises UnsupportedApi for a path that is no row of `_APIS` and UnreadableBody for a body that is no request of its
-    API; no input raises anything else. Of a duplicate key the last value counts; integers of any size are kept.
+    Raises UnsupportedApi for a path that leads to no API of ours and UnreadableBody for a body that is no request of
+    its API; no input raises anything else.
     """
-    read = _APIS.get(path.partition("?")[0])
-    if read is None:
+    api = api_of(path)
+    if api is None:
         raise UnsupportedApi(f"not an API whose prompt we can render: {path[:100]!r}")
     try:
-        document = msgspec.json.decode(body)
-        if not isinstance(document, dict):
+        given = document(body)
+        if not isinstance(given, dict):
             raise UnreadableBody("the body is not a JSON object")
-        return replace(read(document), size=len(body))
-    except msgspec.DecodeError as error:
-        raise UnreadableBody(f"the body is not JSON: {error}") from error
+        return replace(_READERS[api](given), size=len(body))
     except RecursionError as error:
         raise UnreadableBody("the body is nested too deeply") from error
 
@@ -53,9 +52,18 @@ def model_of(body: bytes) -> str | None:
     """The model that a request of any API asks for; None where it names none, or cannot be read. Much faster than
     `parse`, because all else is skipped."""
     try:
-        return msgspec.json.decode(body, type=_Named).model
-    except (msgspec.DecodeError, RecursionError):
+        return msgspec.json.decode(utf8(body), type=_Named).model
+    except (UnreadableBody, msgspec.DecodeError, RecursionError):
+        return _model_of_odd(body)
+
+
+def _model_of_odd(body: bytes) -> str | None:
+    try:
+        read = document(body)
+    except UnreadableBody:
         return None
+    model = read.get("model") if isinstance(read, dict) else None
+    return model if isinstance(model, str) else None
 
 
 def _chat_completions(body: Body) -> Request:
@@ -108,12 +116,12 @@ def _responses(body: Body) -> Request:
     )
 
 
-_APIS: Mapping[str, Callable[[Body], Request]] = {
-    CHAT: _chat_completions,
-    "/v1/completions": _completions,
-    "/v1/messages": _messages,
-    "/v1/messages/count_tokens": _count_tokens,
-    responses.PATH: _responses,
+_READERS: Mapping[Api, Callable[[Body], Request]] = {
+    Api.CHAT: _chat_completions,
+    Api.COMPLETIONS: _completions,
+    Api.MESSAGES: _messages,
+    Api.COUNT_TOKENS: _count_tokens,
+    Api.RESPONSES: _responses,
 }
 
 

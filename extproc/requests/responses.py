@@ -13,13 +13,11 @@ from typing import Any
 
 from extproc.base.errors import UnreadableBody
 from extproc.requests.chat import Json
-
-PATH = "/v1/responses"
+from extproc.requests.paths import MAX_ID
 
 # A response's id stands in the first field of an answer, or in the first event of a stream. Whatever is longer than
 # this without one is no answer of vLLM's.
 HEAD_BYTES = 16_384
-MAX_ID = 128  # characters; vLLM's own have 37, but clients may bring theirs
 
 _MAX_NAMESPACE = 256  # characters, of which OpenAI allows 64: the name is put before that of each function in it
 
@@ -62,13 +60,6 @@ def chat(body: Json) -> Json:
     for name in ("model", "cache_salt", "stream", "chat_template_kwargs"):
         converted[name] = body.get(name)
     return converted
-
-
-def named_in(path: str) -> str | None:
-    """The id in the path of a request about a response that exists (to read, cancel or delete it)."""
-    prefix, _, rest = path.partition("?")[0].partition(f"{PATH}/")
-    name = rest.partition("/")[0]
-    return name if not prefix and 0 < len(name) <= MAX_ID else None
 
 
 class IdReader:

@@ -16,7 +16,10 @@ from dataclasses import dataclass
 
 import msgspec
 
+from extproc.base.errors import UnreadableBody
 from extproc.base.model import Instance, Role
+from extproc.requests.bodies import utf8
+from extproc.requests.paths import Api, api_of
 from extproc.routing.pools.loads import Ticket
 
 # Prefill instances that one request tries before its decode instance computes the prompt itself. Two, because a second
@@ -31,10 +34,10 @@ def budget_ms(timeout_s: float) -> int:
 
 # The APIs that vLLM can disaggregate, with the fields that limit the reply. The Responses API is none: it keeps state
 # in the one engine that answers.
-LIMITS: Mapping[str, tuple[str, ...]] = {
-    "/v1/chat/completions": ("max_tokens", "max_completion_tokens"),
-    "/v1/completions": ("max_tokens",),
-    "/v1/messages": ("max_tokens",),
+LIMITS: Mapping[Api, tuple[str, ...]] = {
+    Api.CHAT: ("max_tokens", "max_completion_tokens"),
+    Api.COMPLETIONS: ("max_tokens",),
+    Api.MESSAGES: ("max_tokens",),
 }
 
 
@@ -74,20 +77,29 @@ def divisible(path: str, body: bytes) -> bool:
     The KV of a prompt is freed on the prefill instance as soon as it was pulled once; several replies, or the prompts
     of a batch, would each want it. Never raises.
     """
-    if path.partition("?")[0] not in LIMITS:
+    if api_of(path) not in LIMITS:
         return False
     try:
-        shape = _SHAPES.decode(body)
-    except (msgspec.DecodeError, RecursionError):
+        shape = _SHAPES.decode(utf8(body))
+    except (UnreadableBody, msgspec.DecodeError, RecursionError):
         return False
     prompt = bytes(shape.prompt).lstrip()
     batch = prompt[:1] == b"[" and prompt[1:].lstrip()[:1] not in _TOKEN_IDS
     return shape.n in (None, 1) and not shape.use_beam_search and not batch
 
 
+def engines_path(path: str) -> str:
+    """Where an engine serves the API of a divisible request. What we send ourselves no route of Envoy's rewrites."""
+    api = api_of(path)
+    query = path.partition("?")[1:]
+    return path if api is None else "".join((api, *query))
+
+
 def prefill_body(path: str, body: bytes) -> bytes:
-    """The request that computes the prompt, samples one token and keeps the KV for another engine to pull."""
-    limits = dict.fromkeys(LIMITS[path.partition("?")[0]], 1)
+    """The body of a divisible request that computes the prompt, samples one token and keeps the KV for another engine
+    to pull."""
+    api = api_of(path)
+    limits = dict.fromkeys(LIMITS[api] if api is not None else (), 1)
     fields = limits | {"min_tokens": 0, "stream": False, "stream_options": None, "kv_transfer_params": _EXPORT}
     return _spliced(body, msgspec.json.encode(fields)[1:-1])
 
@@ -109,6 +121,7 @@ _EXPORT = {
 
 def _spliced(body: bytes, fields: bytes) -> bytes:
     """A JSON object with more fields at its end."""
+    body = utf8(body)
     end = body.rindex(b"}")
     comma = b"" if body[:end].rstrip().endswith(b"{") else b","
     return b"".join((body[:end], comma, fields, body[end:]))

@@ -14,7 +14,7 @@ from extproc.base import blocks
 from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
 from extproc.base.model import Reason
-from extproc.requests import apis, responses
+from extproc.requests import apis, paths
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.pool import Pool
 
@@ -80,7 +80,7 @@ def read(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: in
         request = apis.parse(path, body)
         known = request.turn if turn is None else turn
         if request.previous_response is not None:
-            known_by = request.previous_response if len(request.previous_response) <= responses.MAX_ID else None
+            known_by = request.previous_response if len(request.previous_response) <= paths.MAX_ID else None
             return Query(known, degraded=Reason.UNKNOWN_RESPONSE, response=known_by, stores=request.stored)
         if not request.prefills:
             return Query(known, degraded=Reason.NO_PREFILL)
@@ -91,7 +91,7 @@ def read(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: in
     except UnreadableBody:
         return Query(known, degraded=Reason.UNREADABLE_BODY)
     except UnsupportedApi:
-        return Query(known, degraded=Reason.UNSUPPORTED_API, response=responses.named_in(path))
+        return Query(known, degraded=Reason.UNSUPPORTED_API, response=paths.response_in(path))
     except RenderError:
         return Query(known, degraded=Reason.RENDER_FAILED)
     except Exception:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 from extproc.base.errors import IndexUnavailable, NoInstance, Shed
 from extproc.base.model import Choice, Instance, Reason
 from extproc.index import Index
-from extproc.requests import responses
+from extproc.requests.paths import response_in
 from extproc.routing import disaggregation
 from extproc.routing.disaggregation import PairTicket
 from extproc.routing.policies import Verdict, View, least_loaded, lowest, registry
@@ -100,7 +100,7 @@ class Router:
     def query(self, pool: Pool, ask: Ask) -> Query:
         """Parse, render and hash a request. Whatever goes wrong is the query's `degraded`."""
         if ask.body is None:
-            return Query(ask.turn or 0, degraded=ask.degraded, response=responses.named_in(ask.path))
+            return Query(ask.turn or 0, degraded=ask.degraded, response=response_in(ask.path))
         query = read(pool, self._index.adapters(pool.name), ask.path, ask.body, ask.turn)
         if query.degraded is None and pool.disaggregated:
             return replace(query, divisible=disaggregation.divisible(ask.path, ask.body))

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 import uuid
@@ -147,13 +148,13 @@ async def _body(request: web.Request) -> dict[str, Json]:
 
     Raises:
         Refused: 400, another content type or no JSON object.
-        web.HTTPException: 400 as FastAPI words it, not UTF-8; 413, too large.
+        web.HTTPException: 400 as FastAPI words it, in no encoding of JSON's; 413, too large.
     """
     if request.content_type not in ("application/json", "application/octet-stream"):  # the latter: none was sent
         raise invalid(f"content-type must be application/json, not {request.content_type}")
     raw = await request.read()
     try:
-        raw.decode()
+        raw.decode(json.detect_encoding(raw), "surrogatepass")
     except UnicodeDecodeError:
         raise web.HTTPBadRequest(reason="There was an error parsing the body") from None
     return parse(raw)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 
-from extproc.config.checks import clusters, filters, listeners, metadata, models, processing, routes, spelling
+from extproc.config.checks import clusters, filters, listeners, metadata, models, processing, rewrites, routes, spelling
 from extproc.config.report import Problem
 from extproc.config.settings import PoolSettings
 from extproc.config.topology import Topology
@@ -21,6 +21,7 @@ CHECKS: tuple[Check, ...] = (
     *processing.CHECKS,
     *listeners.CHECKS,
     *routes.CHECKS,
+    *rewrites.CHECKS,
     *models.CHECKS,
     *clusters.CHECKS,
     *spelling.CHECKS,

@@ -12,7 +12,7 @@ from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import RouteEntry, Topology
-from extproc.requests.responses import PATH
+from extproc.requests.paths import Api, api_of
 
 _PATHS = ("path", "prefix", "path_separated_prefix")
 
@@ -59,8 +59,8 @@ def shows_responses(topology: Topology, pools: Pools) -> Iterator[Problem]:
         streams = mode.request_body_mode is Body.FULL_DUPLEX_STREAMED
         if not for_responses(route) or mode.response_body_mode is not Body.NONE:
             continue
-        text = f"{PATH}: we cannot see the ids of responses, so a request with previous_response_id goes by load, "
-        text += "though one engine alone can serve it"
+        text = f"{Api.RESPONSES}: we cannot see the ids of responses, so a request with previous_response_id goes by "
+        text += "load, though one engine alone can serve it"
         if streams:
             text += "; with FULL_DUPLEX_STREAMED requests Envoy takes no mode_override"
             advice = "write response_body_mode: STREAMED in the processing_mode of ExtProcPerRoute.overrides here"
@@ -83,7 +83,7 @@ def for_responses(route: RouteEntry) -> bool:
     """Whether a route is for the Responses API alone."""
     match = route.route.node.get("match")
     paths = [match.get(kind) for kind in _PATHS] if match is not None else []
-    return any(path is not None and str(path.raw.value).startswith(PATH) for path in paths)
+    return any(path is not None and api_of(str(path.raw.value)) is Api.RESPONSES for path in paths)
 
 
 CHECKS: Final = (led_by_model, names_models, shows_responses)

@@ -96,6 +96,17 @@ def per_route(url: str | None, **fields: Any) -> Trap:
     return apply
 
 
+def regex(pattern: str, substitution: str) -> Yaml:
+    """A rewrite by a regular expression."""
+    return {"pattern": {"regex": pattern}, "substitution": substitution}
+
+
+def template(field: str, kind: str, **typed: str) -> Yaml:
+    """A path template, to match or to rewrite by."""
+    url = f"type.googleapis.com/envoy.extensions.path.{kind}.uri_template.v3.UriTemplate{kind.title()}Config"
+    return {field: {"name": kind, "typed_config": {"@type": url, **typed}}}
+
+
 # trap, severity, where the problem is said to be (the end of its path), what is said, what to write instead
 TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     # metadata under smetric
@@ -331,6 +342,40 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "another cluster": (
         at_manager(f"{ROUTE}.route.cluster", "extproc"), W, "routes[0].route", "goes to extproc", "cluster: engines",
     ),
+    "an API that only the rewrite names": (
+        all_of(at_manager(f"{ROUTE}.match", {"prefix": "/a/"}), at_manager(f"{ROUTE}.route.prefix_rewrite", "/v1/")),
+        W, "prefix_rewrite", "cannot tell the API of /a/completions (as /v1/completions), /a/messages", "end as",
+    ),
+    "a path that says nothing": (
+        all_of(
+            at_manager(f"{ROUTE}.match", {"path": "/ask"}),
+            at_manager(f"{ROUTE}.route.prefix_rewrite", "/v1/chat/completions"),
+        ),
+        W, "prefix_rewrite", "/ask (as /v1/chat/completions)", "before ext_proc",
+    ),
+    "an expression that hides the API": (
+        all_of(
+            at_manager(f"{ROUTE}.match", {"safe_regex": {"regex": "^/(?:a|b)/[^/]+/.*$"}}),
+            at_manager(f"{ROUTE}.route.regex_rewrite", regex("^/[ab]/[^/]+/(.*)$", "/v1/\\1")),
+        ),
+        W, "regex_rewrite", "/a/name/completions (as /v1/completions)", "end as",
+    ),
+    "a template that hides the API": (
+        all_of(
+            at_manager(f"{ROUTE}.match", template("path_match_policy", "match", path_template="/{m}/{x=**}")),
+            at_manager(
+                f"{ROUTE}.route.path_rewrite_policy",
+                template("path_rewrite_policy", "rewrite", path_template_rewrite="/v1/{x}")["path_rewrite_policy"],
+            ),
+        ),
+        W, "path_rewrite_policy", "/name/completions (as /v1/completions)", "end as",
+    ),
+    "a rewrite that the request decides": (
+        at_manager(f"{ROUTE}.route.path_rewrite", "/v1/%REQ(x-api)%"), W, "path_rewrite", "cannot be said", "end as",
+    ),
+    "a rewrite that does not compile": (
+        at_manager(f"{ROUTE}.route.regex_rewrite", regex("(", "x")), W, "regex_rewrite", "cannot be said", "end as",
+    ),
     "routes elsewhere": (
         at_manager("rds", {"route_config_name": "r"}), W, "rds", "are not seen", "route_config",
     ),
@@ -411,6 +456,32 @@ def test_each_trap_is_reported_alone_at_its_place_with_its_remedy(name: str, tmp
     assert advice in fitting[0].advice
     assert len(report.problems) == 1, report.render()
     assert (report.settings is None) == (severity is E)
+
+
+@pytest.mark.parametrize(
+    ("match", "rewrite"),
+    [
+        ({"prefix": "/team-a/"}, {"prefix_rewrite": "/"}),
+        ({"prefix": "/team-a"}, {"prefix_rewrite": "/"}),
+        ({"prefix": "/"}, {"prefix_rewrite": ""}),
+        ({"path_separated_prefix": "/team-a/v1"}, {"prefix_rewrite": "/v1"}),
+        ({"prefix": "/openai/"}, {"regex_rewrite": regex("^/openai/deployments/[^/]+/(.*)$", "/v1/\\1")}),
+        ({"prefix": "/"}, {"regex_rewrite": regex("^/ns/[^/]+/[^/]+(/v1/.*)$", "\\1")}),
+        ({"safe_regex": {"regex": "/(a|b)/.*"}}, {"regex_rewrite": regex("^/(a|b)", "")}),
+        (
+            template("path_match_policy", "match", path_template="/of/{model}/v1/{rest=**}"),
+            template("path_rewrite_policy", "rewrite", path_template_rewrite="/v1/{rest}"),
+        ),
+    ],
+    ids=str,
+)
+def test_a_rewrite_that_hides_nothing_is_no_trap(match: Yaml, rewrite: Yaml, tmp_path: Path) -> None:
+    """Where clients' paths end as the engine's do, the API is told, however the route rewrites them."""
+    yaml = clean()
+    change(manager(yaml), f"{ROUTE}.match", match)
+    for key, value in rewrite.items():
+        change(manager(yaml), f"{ROUTE}.route.{key}", value)
+    assert not inspect(yaml, tmp_path).problems
 
 
 def test_a_place_is_a_line_that_an_editor_can_jump_to(tmp_path: Path) -> None:

@@ -115,10 +115,10 @@ class Disaggregated:
         services = Services(router, {"pool": self.pool}, lambda _: route, lambda *_: None, self.prefiller)
         self.processor = Processor(services)
 
-    async def exchange(self, mode: BodyMode = BodyMode.BUFFERED, body: bytes = BODY) -> list[Answer]:
+    async def exchange(self, mode: BodyMode = BodyMode.BUFFERED, body: bytes = BODY, path: str = PATH) -> list[Answer]:
         """The answers to one request, while it is still in flight."""
         answers: list[Answer] = []
-        async for answer in self.stream(mode, body):
+        async for answer in self.stream(mode, body, path):
             answers.append(answer)
             if isinstance(answer, Streamed) and answer.end_of_stream:
                 return answers
@@ -126,8 +126,8 @@ class Disaggregated:
                 return answers
         return answers
 
-    def stream(self, mode: BodyMode = BodyMode.BUFFERED, body: bytes = BODY) -> AsyncIterator[Answer]:
-        return self.processor.process(_events(mode, body), _Context())
+    def stream(self, mode: BodyMode = BodyMode.BUFFERED, body: bytes = BODY, path: str = PATH) -> AsyncIterator[Answer]:
+        return self.processor.process(_events(mode, body, path), _Context())
 
 
 class _Context:
@@ -135,8 +135,8 @@ class _Context:
         return ()
 
 
-async def _events(mode: BodyMode, body: bytes) -> AsyncIterator[Event]:
-    yield RequestHeaders(HEADERS, False, mode, BodyMode.NONE)
+async def _events(mode: BodyMode, body: bytes, path: str) -> AsyncIterator[Event]:
+    yield RequestHeaders(HEADERS | {":path": path}, False, mode, BodyMode.NONE)
     yield RequestBody(body, True)
     await asyncio.sleep(60)
 
@@ -167,6 +167,16 @@ def count(outcome: str) -> float:
 def explanation(answers: list[Answer]) -> dict[str, Any]:
     routings = [answer.routing for answer in answers if isinstance(answer, Continue) and answer.routing is not None]
     return dict(routings[-1].metadata["smetric"])
+
+
+async def test_a_path_that_a_route_rewrites_is_no_hindrance(build: Build) -> None:
+    """The prefill instance is asked where it serves the API, in UTF-8, whatever the client's path and encoding are."""
+    made, (fake,) = await build("computes")
+    *_, body = await made.exchange(body=BODY.decode().encode("utf-16"), path="/team-a" + PATH)
+    assert fake.asked[0][1]["messages"] == json.loads(BODY)["messages"]
+    assert isinstance(body, Continue)
+    assert body.body is not None
+    assert json.loads(body.body) == json.loads(BODY) | {"kv_transfer_params": PARAMS}
 
 
 async def test_the_prefill_request_and_what_follows(build: Build) -> None:

@@ -11,7 +11,15 @@ from hypothesis import strategies as st
 
 from extproc.base.model import Instance, Role
 from extproc.routing import disaggregation
-from extproc.routing.disaggregation import PairTicket, decode_body, divisible, halves, kv_transfer_params, prefill_body
+from extproc.routing.disaggregation import (
+    PairTicket,
+    decode_body,
+    divisible,
+    engines_path,
+    halves,
+    kv_transfer_params,
+    prefill_body,
+)
 from extproc.routing.pools.loads import Loads
 
 CHAT = "/v1/chat/completions"
@@ -59,6 +67,9 @@ def test_a_failed_instance_is_not_asked_again() -> None:
         (CHAT + "?x=1", '{"messages": [], "n": 1}', True),
         (CHAT, '{"n": null}', True),
         (CHAT, '{"n": 2}', False),
+        (f"/team-a{CHAT}/?x=1", "{}", True),
+        ("/openai/deployments/m/completions?api-version=1", '{"prompt": "text"}', True),
+        (f"{CHAT}/render", "{}", False),
         (CHAT, '{"n": "1"}', False),
         (CHAT, '{"use_beam_search": true}', False),
         (CHAT, "[]", False),
@@ -100,6 +111,20 @@ def test_the_prefill_request() -> None:
         "remote_port": None,
     }
     assert "max_completion_tokens" not in json.loads(prefill_body("/v1/messages", b"{}"))
+
+
+@pytest.mark.parametrize(
+    ("path", "sent"),
+    [
+        (CHAT, CHAT),
+        (f"/team-a{CHAT}/?x=1&y=/v1/messages", f"{CHAT}?x=1&y=/v1/messages"),
+        ("/openai/deployments/m/completions?api-version=1", "/v1/completions?api-version=1"),
+        ("/tokenize?x", "/tokenize?x"),
+    ],
+)
+def test_the_prefill_request_goes_where_engines_serve_the_api(path: str, sent: str) -> None:
+    """No route of Envoy's rewrites what we send ourselves."""
+    assert engines_path(path) == sent
 
 
 objects = st.dictionaries(
