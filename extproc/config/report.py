@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from extproc.base.model import Disaggregation, Engine, Role, Source
+from extproc.base.model import Disaggregation, Role, Source
 from extproc.config.settings import Discovery, Endpoint, PoolSettings, Settings
 from extproc.routing.route import RouteSettings
 
@@ -99,12 +99,9 @@ _FOLLOWED = {
 }
 
 
-_ENGINES = {Engine.VLLM: "vLLM", Engine.SGLANG: "SGLang"}
-
-
 def _pool(pool: PoolSettings) -> Iterator[str]:
     yield f"pool {pool.name}: {_FOLLOWED[pool.discovery]}{f' {pool.eds_path}' if pool.eds_path else ''}"
-    source = f"the KV events of {_ENGINES[pool.engine]}" if pool.source is Source.EVENTS else "what was routed where"
+    source = f"the KV events of {pool.engine}" if pool.source is Source.EVENTS else "what was routed where"
     yield f"{_INDENT}index      from {source}, in prompt blocks of {pool.prompt_block_bytes} bytes"
     yield f"{_INDENT}model      {pool.model_dir or 'no files: prompts are compared in a plain form of our own'}"
     if pool.models:

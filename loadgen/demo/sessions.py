@@ -1,7 +1,7 @@
 """Synthetic agent sessions: what agents send, turn by turn, as plain data and by a seed.
 
 A session starts with a long system prompt that all share, and tools; each turn brings a tool's output or a user's
-words; what the model answered in between is unknown here and filled in by who runs the session (`client.py`).
+words; what the model answered in between is unknown here and filled in by who runs the session (`agents.py`).
 Equal arguments give equal sessions, on every machine.
 """
 

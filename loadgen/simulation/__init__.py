@@ -1,12 +1,13 @@
 """A cluster on a virtual clock: the product's router, policies, loads and in-memory index, before modelled instances.
 
-    keys.py      names of a trace's blocks -> keys of a request's prompt and reply
-    instance.py  the live engine's scheduler over these caches
-    gateway.py   the real router, and the index that the instances' events feed
-    cluster.py   the event loop
-    memory.py    the caches of the instances, and of the cluster, as arrays
-    workload.py  what a scenario's requests are      about.py  what a run says of itself
-    checks.py    which scenarios can be simulated
+    keys.py            names of a trace's blocks -> keys of a request's prompt and reply
+    instance.py        the live engine's scheduler over these caches
+    product_router.py  the real router, and the index that the instances' events feed
+    cluster.py         the event loop
+    caches.py          the caches of the instances, and of the cluster, as arrays
+    workload.py        what a scenario's requests are
+    run_info.py        what a run says of itself
+    checks.py          which scenarios can be simulated
 
 Same scenario, same rows: nothing here reads a clock or an unseeded random number.
 """

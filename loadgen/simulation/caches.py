@@ -1,4 +1,4 @@
-"""Prefix caches as arrays: the rules of `loadgen.cache`, without a physical block for each key.
+"""Prefix caches as arrays: the rules of `loadgen.engine.block_cache`, without a physical block for each key.
 
 A leaf never outlives its parent: what is given back goes to the end of the queue with its last block first, and what is
 needed is taken from the front. A queue's entries are chains as they were given back; those blocks of an entry that were

@@ -141,7 +141,7 @@ def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
             known_option(key)
         number = option_value(key, value)
     except ConfigError as reason:
-        yield error(place, str(reason), "see docs/drop-into-your-envoy.md for keys and values")
+        yield error(place, str(reason), "see docs/configuration.md for keys and values")
         return
     low, high = _USUAL.get(key, (number, number))
     if not low <= number <= high:
