@@ -6,7 +6,7 @@ READY  := $(VENV)/.ready
 VLLM   ?= .venv-vllm
 
 .DEFAULT_GOAL := help
-.PHONY: help run test test-vllm check format bench dist clean
+.PHONY: help run test test-vllm check format docs bench dist clean
 
 help: ## list these commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## (.*)/  make \1\t\2/' | expand -t 22
@@ -38,6 +38,9 @@ check: $(READY) ## check format, lint, imports between rooms (also indirect ones
 format: $(READY) ## format the code, and repair what ruff can
 	@$(BIN)/ruff format .
 	@$(BIN)/ruff check --fix .
+
+docs: $(READY) ## write again the parts of docs/ that are made from code
+	@$(BIN)/python -m tools.pages
 
 bench: $(READY) ## run every benchmark; they print tables and assert nothing
 	@for name in prompt policies index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done

@@ -1,0 +1,1 @@
+"""What makes parts of the documents. Not part of the product."""
