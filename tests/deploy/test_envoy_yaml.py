@@ -27,9 +27,6 @@ from grpc_health.v1 import health, health_pb2_grpc
 
 from extproc import config
 from extproc.base.headers import DESTINATION, RANK, SERVED
-from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS
-from extproc.routing.policies import registry
-from extproc.routing.route import CLUSTER, POLICY
 from loadgen.stack.envoy_config import EnvoySettings, render
 from loadgen.stack.processes import Child, free_port
 from tests.support.envoy_yaml import MODEL, ROOT, SHIPPED, clean, inspect
@@ -326,11 +323,3 @@ def test_the_page_names_the_model_as_the_file_does() -> None:
     page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
     assert "-v /models/llama:/models/llama:ro" in page
     assert "loadgen/engine/model" not in page + DROP_IN
-
-
-def test_the_page_lists_every_key() -> None:
-    """Keys of our metadata, and of the default policy, each in a table row of its own."""
-    page = (ROOT / "docs" / "drop-into-your-envoy.md").read_text("utf-8")
-    options = [f"x-smetric-{name.replace('_', '-')}" for name in registry.options(registry.DEFAULT)]
-    for key in (*CLUSTER_KEYS, *ENDPOINT_KEYS, CLUSTER, POLICY, *options):
-        assert f"\n| `{key}` | " in page
