@@ -23,13 +23,13 @@ def from_messages(body: Body) -> dict[str, Json]:
             kind = block["type"]
             if kind == "text":
                 chat["content"].append({"type": "text", "text": block["text"]})
+            elif kind == "image":
+                chat["content"].append(_image(block["source"]))
             elif kind == "tool_use":
                 function = {"name": block["name"], "arguments": json.dumps(block["input"])}
                 chat.setdefault("tool_calls", []).append({"id": block["id"], "type": "function", "function": function})
             elif kind == "tool_result":
-                result = block.get("content") or ""
-                text = result if isinstance(result, str) else "\n".join(part["text"] for part in result)
-                messages.append({"role": "tool", "tool_call_id": block["tool_use_id"], "content": text})
+                messages += _result(block["tool_use_id"], block.get("content") or "")
         if chat["content"] or message["role"] == "assistant":
             messages.append(chat)
     tools = [
@@ -46,6 +46,20 @@ def from_messages(body: Body) -> dict[str, Json]:
     ]
     chat_body: dict[str, Json] = {"messages": messages, **({"tools": tools} if tools else {})}
     return chat_body | {name: body[name] for name in ("model", "max_tokens", "stream", "cache_salt") if name in body}
+
+
+def _result(call: str, content: Json) -> list[Json]:
+    """The text of a tool's result, and its images as if the user had sent them."""
+    parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+    text = "\n".join(part["text"] for part in parts if part["type"] == "text")
+    images = [_image(part["source"]) for part in parts if part["type"] == "image"]
+    result = {"role": "tool", "tool_call_id": call, "content": text}
+    return [result, *([{"role": "user", "content": images}] if images else [])]
+
+
+def _image(source: Json) -> Json:
+    url = source["url"] if source["type"] == "url" else f"data:{source['media_type']};base64,{source['data']}"
+    return {"type": "image_url", "image_url": {"url": url}}
 
 
 def _anthropic_usage(completion: Completion) -> dict[str, Json]:

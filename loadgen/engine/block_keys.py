@@ -10,18 +10,24 @@ from array import array
 from collections.abc import Sequence
 from hashlib import sha256
 
+from loadgen.engine.media import Span, in_blocks
+
 ROOT = sha256(b"smetric simulated engine").digest()
 
-ExtraKeys = tuple[str, ...] | None
+ExtraKeys = tuple[str | tuple[str, int], ...] | None
 
 
-def extra_keys(count: int, lora: str | None = None, salt: str | None = None) -> list[ExtraKeys]:
-    """What separates the caches of equal tokens, for each of `count` blocks: the LoRA adapter in every block, the
-    cache salt in the first alone, None where there is nothing."""
-    later = (lora,) if lora else None
-    keys: list[ExtraKeys] = [later] * count
+def extra_keys(
+    count: int, lora: str | None = None, salt: str | None = None, *, size: int = 1, images: Sequence[Span] = ()
+) -> list[ExtraKeys]:
+    """What separates the caches of equal tokens, for each of `count` blocks of `size` tokens, in vLLM's order: the LoRA
+    adapter in every block, the images in theirs, the cache salt in the first alone; None where there is nothing."""
+    adapter: tuple[str, ...] = (lora,) if lora else ()
+    keys: list[ExtraKeys] = [adapter or None] * count
+    if images:
+        keys = [(*adapter, *found) or None for found in in_blocks(images, count, size)]
     if count and salt:
-        keys[0] = (lora, salt) if lora else (salt,)
+        keys[0] = (*(keys[0] or ()), salt)
     return keys
 
 

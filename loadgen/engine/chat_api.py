@@ -13,11 +13,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TypeVar
 
+from loadgen.engine import media
 from loadgen.engine.block_keys import chain, extra_keys
-from loadgen.engine.chat_template import ChatError, ChatTemplate
+from loadgen.engine.chat_template import ChatError, ChatTemplate, images
 from loadgen.engine.clock import LiveRequest
 from loadgen.engine.completion import Completion
 from loadgen.engine.errors import Refused, bad_request, invalid
+from loadgen.engine.media import Span
 from loadgen.engine.reply import Model, Reply
 from loadgen.engine.tokenizer import Tokens
 from loadgen.json_types import Json
@@ -69,13 +71,13 @@ class ChatApi:
             raise invalid("cache_salt must not be empty", "cache_salt")
         if _optional(body, "n", int) not in (None, 1):
             raise bad_request("the simulated engine gives one answer: n must be 1", "n")
-        tokens = self.prompt(body)
+        tokens, spans = self._prompt(body)
         prompt = len(tokens)
         reply = self._reply(body, tokens, model)
         tokens += reply.tokens
         lora = model if model in self.served.adapters else None
         size = self.served.block_size
-        extras = extra_keys((len(tokens) - 1) // size, lora, salt)
+        extras = extra_keys((len(tokens) - 1) // size, lora, salt, size=size, images=spans)
         return Completion(
             id=id,
             created=created,
@@ -112,21 +114,38 @@ class ChatApi:
         Raises:
             Refused: 400, it cannot be rendered or leaves no room for a reply.
         """
+        return self._prompt(body)[0]
+
+    def _prompt(self, body: Mapping[str, Json]) -> tuple[array[int], list[Span]]:
+        """The prompt, and where its images stand."""
         if "chat_template" in body:
             raise bad_request("a chat template of the request's own is not trusted", "chat_template")
         given = None if "messages" in body else body.get("prompt")
+        spans: list[Span] = []
         try:
             if isinstance(given, list):
                 tokens = array("I", given)
+            elif given is not None:
+                tokens = self._tokens.encode(given)
             else:
-                tokens = self._tokens.encode(self._template.render(body) if given is None else given)
+                tokens, spans = self._chat(body)
         except ChatError as error:
             raise invalid(str(error), error.param) from error
         except ValueError as error:
             raise invalid(str(error)) from error
         if len(tokens) >= self.served.max_model_len:
             raise self._too_long(len(tokens))
-        return tokens
+        return tokens, spans
+
+    def _chat(self, body: Mapping[str, Json]) -> tuple[array[int], list[Span]]:
+        tokens = self._tokens.encode(self._template.render(body))
+        shown = images(body)
+        if not shown:
+            return tokens, []
+        token = self._tokens.id_of(media.TOKEN)
+        if token is None:
+            raise ChatError(f"the model sees no images: its vocabulary lacks {media.TOKEN}", "messages")
+        return media.expand(tokens, token, shown)
 
     def tokenize(self, body: Mapping[str, Json]) -> dict[str, Json]:
         """The answer of POST /tokenize, for `messages` or for a plain `prompt`.

@@ -15,6 +15,7 @@ from typing import NoReturn
 from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from loadgen.engine.media import KINDS, PLACEHOLDER, Image, image
 from loadgen.json_types import Json
 
 # Content parts that are text, and the key that holds it.
@@ -56,6 +57,7 @@ class ChatTemplate:
             self._template = environment.from_string(source)
         except TemplateError as error:
             raise ValueError(f"{model_dir}: the chat template does not compile: {error}") from error
+        self._wants_parts = self._reads_parts()
 
     def render(self, body: Mapping[str, Json]) -> str:
         """The prompt of a chat completion request.
@@ -63,7 +65,7 @@ class ChatTemplate:
         Raises:
             ChatError: a message or a tool has the wrong shape, or the template refused.
         """
-        messages = [_message(raw) for raw in _objects(body, "messages")]
+        messages = [_message(raw, parts=self._wants_parts) for raw in _objects(body, "messages")]
         if not messages:
             raise ChatError("at least one message is needed", "messages")
         tools = None if body.get("tools") is None else [_tool(raw) for raw in _objects(body, "tools")]
@@ -81,7 +83,18 @@ class ChatTemplate:
             prompt = self._template.render(options | given)
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
             raise ChatError(f"the chat template failed: {error}", "messages") from error
-        return _cut_after(prompt, messages[-1]["content"]) if continues else prompt
+        return _cut_after(prompt, _text(_parts(body["messages"][-1].get("content")))) if continues else prompt
+
+    def _reads_parts(self) -> bool:
+        """Whether the template goes through the parts of a content itself, as those of models that see images do."""
+        word = "probe"
+        try:
+            shown = self._template.render(
+                messages=[{"role": "user", "content": [{"type": "text", "text": word}]}], add_generation_prompt=True
+            )
+        except (TemplateError, TypeError, ValueError, LookupError):
+            return False
+        return word in shown and "'text'" not in shown and '"text"' not in shown
 
 
 def _objects(body: Mapping[str, Json], field: str) -> list[dict[str, Json]]:
@@ -91,14 +104,28 @@ def _objects(body: Mapping[str, Json], field: str) -> list[dict[str, Json]]:
     return value
 
 
-def _message(raw: Mapping[str, Json]) -> dict[str, Json]:
-    """A message with its content as one string and its tool calls' arguments as objects."""
+def images(body: Mapping[str, Json]) -> list[Image]:
+    """The images of a chat, in the order of their placeholders.
+
+    Raises:
+        ChatError: a message or a part has the wrong shape.
+    """
+    return [
+        found
+        for message in _objects(body, "messages")
+        for part in _parts(message.get("content"))
+        if (found := _image(part)) is not None
+    ]
+
+
+def _message(raw: Mapping[str, Json], *, parts: bool) -> dict[str, Json]:
+    """A message with its content as one string, or as parts, and its tool calls' arguments as objects."""
     role = raw.get("role")
     if not isinstance(role, str):
         raise ChatError("every message needs a role", "messages")
     message: dict[str, Json] = {
         "role": "system" if role == "developer" else role,
-        "content": _text(raw.get("content")),
+        "content": _shown(_parts(raw.get("content"))) if parts else _text(_parts(raw.get("content"))),
     }
     message |= {key: raw[key] for key in ("name", "tool_call_id", "reasoning", "reasoning_content") if key in raw}
     if role == "assistant" and raw.get("tool_calls"):
@@ -106,22 +133,45 @@ def _message(raw: Mapping[str, Json]) -> dict[str, Json]:
     return message
 
 
-def _text(content: Json) -> str:
-    """Text parts joined by newlines, empty ones dropped; nothing at all is an empty string."""
+def _parts(content: Json) -> list[dict[str, Json]]:
+    """The parts of a content; a string is one part of text."""
     if content is None:
-        return ""
+        return []
     if isinstance(content, str):
-        return content
-    if not isinstance(content, list):
+        return [{"type": "text", "text": content}]
+    if not isinstance(content, list) or not all(isinstance(part, dict) for part in content):
         raise ChatError("content must be a string or a list of parts", "messages")
-    texts: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
-        if not isinstance(text, str):
-            raise ChatError("only text parts are understood", "messages")
-        texts.append(text)
-    return "\n".join(text for text in texts if text)
+    return content
+
+
+def _text(parts: list[dict[str, Json]]) -> str:
+    """What a template that takes strings gets: placeholders of the images, then texts, joined by newlines; empty texts
+    are dropped, nothing at all is an empty string."""
+    texts = [text for part in parts if (text := _text_of(part))]
+    return "\n".join([PLACEHOLDER for part in parts if part.get("type") in KINDS] + texts)
+
+
+def _shown(parts: list[dict[str, Json]]) -> list[dict[str, Json]]:
+    """What a template that takes parts gets: each with its type, in place."""
+    return [{"type": "image"} if (text := _text_of(part)) is None else {"type": "text", "text": text} for part in parts]
+
+
+def _text_of(part: Mapping[str, Json]) -> str | None:
+    """The text of a part; None of an image."""
+    kind = part.get("type")
+    if isinstance(kind, str) and kind in KINDS:
+        return None
+    text = part.get(TEXT_PARTS[kind]) if isinstance(kind, str) and kind in TEXT_PARTS else None
+    if not isinstance(text, str):
+        raise ChatError("only parts of text and images are understood", "messages")
+    return text
+
+
+def _image(part: Mapping[str, Json]) -> Image | None:
+    try:
+        return image(part)
+    except ValueError as error:
+        raise ChatError(str(error), "messages") from error
 
 
 def _tool_call(raw: Mapping[str, Json]) -> dict[str, Json]:

@@ -1,6 +1,6 @@
 """Text to token ids and back, by the model's real tokenizer, fast enough for chats that are sent again and again.
 
-Knows nothing of chats; `chat.py` makes the text.
+Knows nothing of chats; `chat_template.py` makes the text.
 """
 
 from __future__ import annotations
@@ -62,6 +62,11 @@ class Tokens:
         """The text of token ids, special tokens included."""
         text: str = self._tokenizer.decode(ids, skip_special_tokens=False)
         return text
+
+    def id_of(self, token: str) -> int | None:
+        """The id of one token; None where the vocabulary lacks it."""
+        found: int | None = self._tokenizer.token_to_id(token)
+        return found
 
     def words(self) -> list[tuple[int, str]]:
         """Tokens that are a space and a lower-case word. Any row of them re-tokenises to itself."""

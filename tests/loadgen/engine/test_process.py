@@ -238,6 +238,29 @@ async def test_events_carry_what_is_cached(start: Start) -> None:
         assert subscriber.sequences == list(range(len(subscriber.sequences)))
 
 
+async def test_events_name_the_images_of_a_block(http: aiohttp.ClientSession, engine: Engine) -> None:
+    """Blocks with an image say which, and where it begins; an equal prompt hits behind it, another image does not."""
+    async with Subscriber(engine) as subscriber:
+
+        def asked(url: str) -> list[dict[str, Any]]:
+            parts = [{"type": "text", "text": LONG}, {"type": "image_url", "image_url": {"url": url}}]
+            return [{"role": "system", "content": f"images {LONG}"}, {"role": "user", "content": parts}]
+
+        hits = []
+        for url in ("data:image/png;base64,AAAA", "data:image/png;base64,AAAA", "data:image/png;base64,BBBB"):
+            usage = (await ask(http, messages=asked(url), max_tokens=1))["usage"]
+            hits.append(usage["prompt_tokens_details"]["cached_tokens"])
+        assert hits[0] < 16
+        assert hits[1] > hits[2] + 150
+        await subscriber.read(1)
+        (stored,) = subscriber.events
+        assert isinstance(stored, BlockStored)
+        named = [(block, *extra[0]) for block, extra in enumerate(stored.extra_keys or ()) if extra]
+        assert len({name for _, name, _ in named}) == 1
+        first, _, offset = named[0]
+        assert [(block * 16 + start) for block, _, start in named] == [first * 16 + offset] * len(named)
+
+
 async def test_evictions_and_resets_are_told(start: Start) -> None:
     """With a small cache, what the events leave over is what the engine hits; a reset is told with the next request."""
     engine = start("--blocks", "40")

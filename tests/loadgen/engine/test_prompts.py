@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from loadgen.engine.chat_template import ChatError, ChatTemplate
+from loadgen.engine.media import PLACEHOLDER
 from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from tests.support.recordings import MODEL, lines, names
@@ -32,9 +33,15 @@ def tokens() -> Tokens:
 
 
 def test_the_package_carries_the_recorded_model() -> None:
-    """The model directory of the engine is the one that the recordings were made with."""
-    for path in MODEL.iterdir():
-        assert (MODEL_DIR / path.name).read_bytes() == path.read_bytes()
+    """The model directory of the engine is the one that the recordings were made with, and three tokens for images."""
+    recorded = {path.name: path.read_text("utf-8") for path in MODEL.iterdir()}
+    ours = {name: (MODEL_DIR / name).read_text("utf-8") for name in recorded}
+    tokenizer, config = json.loads(ours.pop("tokenizer.json")), json.loads(ours.pop("config.json"))
+    *added, start, end, pad = tokenizer["added_tokens"]
+    assert start["content"] + pad["content"] + end["content"] == PLACEHOLDER
+    assert tokenizer | {"added_tokens": added} == json.loads(recorded.pop("tokenizer.json"))
+    assert config | {"vocab_size": 4096} == json.loads(recorded.pop("config.json"))
+    assert ours == recorded
 
 
 @pytest.mark.parametrize("name", RECORDINGS)
@@ -65,7 +72,7 @@ def test_prompts_are_tokenised_as_by_vllm(name: str, template: ChatTemplate, tok
         {"messages": [{"content": "no role"}]},
         {"messages": [{"role": 7, "content": "x"}]},
         {"messages": [{"role": "user", "content": 7}]},
-        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "x"}}]}]},
         {"messages": [{"role": "user", "content": [{"type": [], "text": "x"}]}]},
         {"messages": [{"role": "assistant", "tool_calls": [{}]}]},
         {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
