@@ -1,32 +1,31 @@
 """Configuration: an Envoy YAML -> frozen settings, with every mistake reported at its place.
 
-    nodes      YAML as a tree that knows file, line and path
-    messages   nodes as envoy-data-plane's typed messages
-    topology   listeners -> ext_proc filters -> routes -> clusters
-    metadata   the keys under `filter_metadata.smetric`
-    pools      a cluster -> PoolSettings
-    health     its health check, where we can repeat it
-    route      gRPC metadata -> RouteSettings; the only part that runs for each request
-    standalone a file of pools alone, where a gateway writes the rest
-    checks/    the traps, one function each
-    report     problems, and what was understood, as text
+    inspection   the whole way
+    nodes        YAML as a tree that knows file, line and path
+    envoy_types  nodes as envoy-data-plane's typed messages
+    field_values values as the fields of those messages read them
+    topology     listeners -> ext_proc filters -> routes -> clusters
+    metadata     the keys under `filter_metadata.smetric`
+    pools        a cluster -> PoolSettings
+    health_check its health check, where we can repeat it
+    standalone   a file of pools alone, where a gateway writes the rest
+    checks/      the traps, one function each
+    report       problems, and what was understood, as text
+    settings     what all of it comes to
 
-Nothing here listens, connects or resolves; `discovery` does that with the settings.
+Nothing here listens, connects or resolves; `instances/discovery.py` does that with the settings.
+
+Who has settings need not wait for what reads them: this face imports the readers, of which Envoy's types alone take
+longer than most of the product, when something is read.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 from extproc.base.errors import ConfigError
-from extproc.config import nodes, standalone, topology
-from extproc.config.checks import CHECKS, POOL_CHECKS
-from extproc.config.pools import eds_endpoints, read_pool
-from extproc.config.report import Problem, Report, Severity, error
+from extproc.config.report import Problem, Report, Severity
 from extproc.config.settings import Discovery, DnsFamily, Endpoint, HealthCheck, PoolSettings, Settings, instances
-from extproc.config.topology import Header, Topology
-from extproc.routing.route import CLUSTER, RouteSettings, route_settings
 
 __all__ = [
     "Discovery",
@@ -36,14 +35,12 @@ __all__ = [
     "PoolSettings",
     "Problem",
     "Report",
-    "RouteSettings",
     "Settings",
     "Severity",
     "eds_endpoints",
     "inspect",
     "instances",
     "load",
-    "route_settings",
 ]
 
 
@@ -60,41 +57,16 @@ def inspect(path: Path) -> Report:
 
     Raises OSError where the file cannot be read, and nothing else.
     """
-    problems: list[Problem] = []
-    try:
-        document = nodes.read(path)
-    except nodes.Malformed as reason:
-        advice = "run `envoy --mode validate -c FILE` for Envoy's own words"
-        problems.append(error(f"{path}:{reason.line}", f"this is not YAML that can be used: {reason}", advice))
-        return Report(path, None, tuple(problems))
+    from extproc.config import inspection
 
-    found = topology.follow(document, problems)
-    base = path.parent.resolve()  # where the operator sees the file: a ConfigMap's is a link into a hidden directory
-    read = {name: read_pool(found.clusters[name], base, problems) for name in found.pools()}
-    pools = {name: pool for name, pool in read.items() if pool is not None}
-    alone = standalone.applies(document)
-    # What was refused is missing from the settings; to complain of that too would hide the mistake.
-    pool_checks = () if problems else POOL_CHECKS
-    for check in pool_checks if alone else (*pool_checks, *CHECKS):
-        problems.extend(check(found, pools))
-    if alone:
-        standalone.judge(found, pools, problems)
-
-    distinct = tuple(dict.fromkeys(problems))
-    if any(problem.severity is Severity.ERROR for problem in distinct):
-        return Report(path, None, distinct)
-    settings = Settings(path, pools, standalone.default(found) if alone else _default(found), standalone=alone)
-    return Report(path, settings, distinct, tuple(_routes(found, settings)))
+    return inspection.inspect(path)
 
 
-def _default(found: Topology) -> RouteSettings | None:
-    metadata = found.chains[0].metadata
-    return route_settings(_fixed(metadata), None) if CLUSTER in metadata else None
+def eds_endpoints(path: Path, service: str, problems: list[Problem]) -> tuple[Endpoint, ...]:
+    """The endpoints that an EDS file (a DiscoveryResponse) gives a cluster.
 
+    Raises OSError or nodes.Malformed.
+    """
+    from extproc.config import pools
 
-def _routes(found: Topology, settings: Settings) -> list[tuple[str, RouteSettings]]:
-    return [(route.name, route_settings(_fixed(route.metadata), None)) for _, route in found.pool_routes()]
-
-
-def _fixed(metadata: Mapping[str, Header]) -> dict[str, str]:
-    return {key: header.value for key, header in metadata.items() if not header.dynamic}
+    return pools.eds_endpoints(path, service, problems)

@@ -1,24 +1,54 @@
-"""Nodes as envoy-data-plane's typed messages: the only file that knows that library.
+"""Nodes as envoy-data-plane's typed messages: the only file that knows that library and its modules.
 
 Any messages within a message are left out; follow them through the node. What does not fit a field's type is reported
 and left out too, so that one mistake does not hide the others; fields that this version does not know are ignored.
+
+Its classes are taken without pydantic's validators: compiling them for every message that Cluster and Listener can
+reach is a second of CPU, several times what everything else here costs. `field_values.py` reads the values instead,
+the same where the classes had been imported before, with their validators.
 """
 
 from __future__ import annotations
 
-import typing
+import dataclasses
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import betterproto2
+import pydantic.dataclasses
 
+from extproc.config.field_values import fields_of, message_of
 from extproc.config.nodes import Node, snake_case
 from extproc.config.report import Problem, error
 
-with warnings.catch_warnings():
+
+@contextmanager
+def _without_validators() -> Iterator[None]:
+    """While it lasts, `pydantic.dataclasses.dataclass` makes plain dataclasses, which is all that reading needs.
+
+    They do not warn of deprecated fields either; Envoy itself does.
+    """
+
+    def plain(*, config: object = None, **options: Any) -> Callable[[type], type]:
+        def decorate(kind: type) -> type:
+            if "__post_init__" in vars(kind):
+                delattr(kind, "__post_init__")
+            return dataclasses.dataclass(**options)(kind)
+
+        return decorate
+
+    compiled = pydantic.dataclasses.dataclass
+    pydantic.dataclasses.dataclass = plain  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        pydantic.dataclasses.dataclass = compiled
+
+
+with _without_validators(), warnings.catch_warnings():
     warnings.simplefilter("ignore")  # its use of pydantic is deprecated, which is no news to an operator
     from envoy_data_plane.envoy.config.cluster.v3 import (
         CircuitBreakersThresholds,
@@ -106,8 +136,8 @@ def read(kind: type[M], node: Node, problems: list[Problem], *fields: str) -> Lo
             continue
         try:
             # Together with what came before it, since two fields may exclude each other.
-            message = _convert(kind, accepted | {key: child.plain()})
-        except _REFUSALS as refusal:
+            message = message_of(kind, accepted | {key: child.plain()})
+        except ValueError as refusal:
             text = f"Envoy does not accept this as {key} of {kind.__name__}: {_reason(refusal)}"
             advice = "run `envoy --mode validate -c FILE`: it names the part that is wrong"
             problems.append(error(child.place, text, advice))
@@ -128,45 +158,17 @@ class Unknown:
 
 def unknown_fields(kind: type[betterproto2.Message], node: Node) -> Iterator[Unknown]:
     """Every key in the node, however deep, that this version of Envoy's API does not know; Any messages are skipped."""
-    fields = _fields(kind)
+    fields = fields_of(kind)
     for key, child in node.entries():
         if key == "@type":
             continue
-        if snake_case(key) not in fields:
+        field = fields.get(snake_case(key))
+        if field is None:
             yield Unknown(key, child, kind.__name__, tuple(fields))
-            continue
-        inner = fields[snake_case(key)]
-        if inner is not None and child.get("@type") is None:
+        elif field.message is not None and child.get("@type") is None:
             for part in (child, *child.items()):
-                yield from unknown_fields(inner, part)
-
-
-@cache
-def _fields(kind: type[betterproto2.Message]) -> dict[str, type[betterproto2.Message] | None]:
-    """The fields as Envoy writes them, with the message in each, unless its keys are no fields (maps, Structs)."""
-    hints = typing.get_type_hints(kind).items()
-    return {name.rstrip("_"): _message_in(hint) for name, hint in hints if not name.startswith("_")}
-
-
-def _message_in(hint: object) -> type[betterproto2.Message] | None:
-    if typing.get_origin(hint) is dict:
-        return None
-    if isinstance(hint, type) and issubclass(hint, betterproto2.Message):
-        return None if ".google.protobuf" in hint.__module__ else hint
-    return next(filter(None, map(_message_in, typing.get_args(hint))), None)
-
-
-# What betterproto2 and pydantic raise at values that do not fit; ValidationError is a ValueError.
-_REFUSALS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+                yield from unknown_fields(field.message, part)
 
 
 def _reason(refusal: Exception) -> str:
-    lines = [line.strip() for line in str(refusal).splitlines()]
-    # pydantic: a heading, the field, what is wrong with it, a link.
-    return (": ".join(lines[1:3]) or "".join(lines) or type(refusal).__name__)[:200]
-
-
-def _convert(kind: type[M], fields: dict[str, object]) -> M:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # deprecated fields: Envoy itself warns of them
-        return kind.from_dict(fields, ignore_unknown_fields=True)
+    return (" ".join(str(refusal).split()) or type(refusal).__name__)[:200]

@@ -18,7 +18,7 @@ from extproc.base.model import Engine, Role, Source
 from extproc.config import Discovery, DnsFamily, Endpoint, Report
 from extproc.config.nodes import Malformed, parse
 from extproc.routing.policies import registry
-from extproc.routing.route import RouteSettings
+from extproc.routing.route import RouteSettings, route_settings
 from tests.support.envoy_yaml import DELETE, ROOT, SHIPPED, Yaml, change, clean, cluster, ext_proc, inspect, manager
 
 PER_ROUTE = "type.googleapis.com/envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
@@ -296,7 +296,7 @@ def test_a_pool_may_be_named_by_routes_alone(tmp_path: Path) -> None:
     assert found.default is None
     assert list(found.pools) == ["engines"]
     with pytest.raises(ConfigError, match="x-smetric-cluster"):
-        config.route_settings({}, found.default)
+        route_settings({}, found.default)
 
 
 DEFAULT = RouteSettings("engines", "smetric", {"overload": 3.0, "overload_floor": 0.0, "hit_ratio": 0.25})
@@ -304,18 +304,18 @@ DEFAULT = RouteSettings("engines", "smetric", {"overload": 3.0, "overload_floor"
 
 def test_a_stream_without_metadata_uses_the_default() -> None:
     """Entries of other filters do not count."""
-    assert config.route_settings({"user-agent": "grpc", "x-other": "1"}, DEFAULT) == DEFAULT
+    assert route_settings({"user-agent": "grpc", "x-other": "1"}, DEFAULT) == DEFAULT
 
 
 def test_a_stream_changes_what_it_names_and_no_more() -> None:
     """One option alone; the default's other options stay."""
-    changed = config.route_settings({"x-smetric-hit-ratio": "0.75"}, DEFAULT)
+    changed = route_settings({"x-smetric-hit-ratio": "0.75"}, DEFAULT)
     assert changed == RouteSettings("engines", "smetric", {"overload": 3.0, "overload_floor": 0.0, "hit_ratio": 0.75})
 
 
 def test_another_policy_has_its_own_options() -> None:
     """Envoy still sends the filter's options beside a route's policy: they are left out, not refused."""
-    changed = config.route_settings({"x-smetric-policy": "round-robin", "x-smetric-hit-ratio": "0.5"}, DEFAULT)
+    changed = route_settings({"x-smetric-policy": "round-robin", "x-smetric-hit-ratio": "0.5"}, DEFAULT)
     assert changed == RouteSettings("engines", "round-robin", {})
 
 
@@ -324,7 +324,7 @@ def test_every_policy_is_known_with_all_its_options(policy: str) -> None:
     """A new file among the policies needs no change here."""
     options = registry.options(policy)
     metadata = {f"x-smetric-{name.replace('_', '-')}": str(value + 1) for name, value in options.items()}
-    found = config.route_settings(metadata | {"x-smetric-policy": policy}, DEFAULT)
+    found = route_settings(metadata | {"x-smetric-policy": policy}, DEFAULT)
     assert found.options == {name: value + 1 for name, value in options.items()}
 
 
@@ -344,7 +344,7 @@ def test_every_policy_is_known_with_all_its_options(policy: str) -> None:
 def test_what_cannot_be_used_is_refused_in_few_words(metadata: dict[str, str]) -> None:
     """A value may come from a client's header: whatever it is costs a short message and nothing else."""
     with pytest.raises(ConfigError) as refused:
-        config.route_settings(metadata, DEFAULT)
+        route_settings(metadata, DEFAULT)
     assert len(str(refused.value)) < 1000
 
 
@@ -354,7 +354,7 @@ def test_no_option_of_any_policy_takes_what_it_cannot_compute_with(policy: str, 
     """An infinite weight times nothing is no number, and no instance could be chosen: each option is finite, from 0."""
     for option in registry.options(policy):
         with pytest.raises(ConfigError, match="write a number of 0 or more"):
-            config.route_settings({"x-smetric-policy": policy, f"x-smetric-{option.replace('_', '-')}": value}, DEFAULT)
+            route_settings({"x-smetric-policy": policy, f"x-smetric-{option.replace('_', '-')}": value}, DEFAULT)
 
 
 # Instances
@@ -520,8 +520,8 @@ def test_malformed_yaml_names_its_line() -> None:
 def test_shadow_policies_come_with_their_options() -> None:
     """A list of names; each takes its own options from the same keys, the others' are left out."""
     metadata = {"x-smetric-shadow": "bailian, least-loaded", "x-smetric-weight": "0.9"}
-    found = config.route_settings(metadata, DEFAULT)
+    found = route_settings(metadata, DEFAULT)
     assert found.shadows == {"bailian": {"weight": 0.9}, "least-loaded": {}}
-    assert config.route_settings({}, found).shadows == found.shadows
+    assert route_settings({}, found).shadows == found.shadows
     with pytest.raises(ConfigError, match="unknown policy 'bailan': did you mean bailian"):
-        config.route_settings({"x-smetric-shadow": "bailan"}, DEFAULT)
+        route_settings({"x-smetric-shadow": "bailan"}, DEFAULT)
