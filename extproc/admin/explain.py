@@ -13,11 +13,11 @@ from typing import Any
 from extproc.base.errors import ConfigError, ExtProcError
 from extproc.base.headers import TURN
 from extproc.base.model import Reason
-from extproc.index.routed_cache import Speculation
 from extproc.requests import apis
 from extproc.requests.paths import Api, api_of
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.speculation import Speculation
 from extproc.routing.query import Ask, explicit_turn
 from extproc.routing.route import RouteSettings, route_settings
 from extproc.routing.router import Router

@@ -30,7 +30,8 @@ from extproc.kv_events.follower import Follower
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools.loads import Loads
 from extproc.routing.router import Router
-from extproc.shared_state.load_exchange import RENEW_S, Leases, LoadExchange
+from extproc.shared_state.leases import RENEW_S, Leases
+from extproc.shared_state.load_exchange import LoadExchange
 
 ADAPTERS = {Engine.VLLM: vllm.decode, Engine.SGLANG: sglang.decode}
 

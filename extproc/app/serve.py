@@ -29,7 +29,7 @@ from extproc.processor.server import OPTIONS, Processor, credentials
 from extproc.processor.stream import Services
 from extproc.routing.pools.pool import Pool
 from extproc.routing.router import Decision
-from extproc.shared_state.link import without_secrets
+from extproc.shared_state.redis_url import without_secrets
 
 _log = logging.getLogger(__name__)
 

@@ -8,7 +8,7 @@ from extproc.index.memory import MemoryIndex
 
 
 def open_index(url: str) -> Index:
-    """The index that `url` names: `memory://`, or what `redis_link.parse` understands.
+    """The index that `url` names: `memory://`, or what `redis_url.parse` understands.
 
     Opens no connection yet. Raises ConfigError for a URL that names no backend.
     """

@@ -19,7 +19,10 @@ from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index.directory import Directory, holder_of, instance_of
 from extproc.index.writes import Author, Writes, pack
-from extproc.shared_state.link import Argument, Client, Link, Script, connect, parse
+from extproc.shared_state.connections import Client, connect
+from extproc.shared_state.link import Link
+from extproc.shared_state.redis_url import parse
+from extproc.shared_state.script import Argument, Script
 
 _T = TypeVar("_T")
 
@@ -62,7 +65,7 @@ class RedisIndex:
 
     @classmethod
     def from_url(cls, url: str) -> RedisIndex:
-        """See `redis_link.parse`. Raises ConfigError."""
+        """See `redis_url.parse`. Raises ConfigError."""
         address = parse(url)
         client = connect(address, 2 * SLOTS)
         return cls(client, namespace=address.namespace, match_budget_s=address.budget_s)

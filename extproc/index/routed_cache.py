@@ -1,16 +1,13 @@
-"""What the router itself remembers of what it sent where. It knows prompts as chains of keys, and time as seconds.
+"""What a router remembers of what it sent where, in place of an engine's cache that sends no events (`source: routed`).
 
-`RoutedCache` stands in for an engine's cache where no events come from it (`source: routed`): what it says is written
-to the index. `Speculation` bridges the moments between a decision and the first events of its prefill; it is a hint
-beside the index and never written to it. They are two classes because the first must account for every key of every
-instance, and the second must cost next to nothing on the request path.
+What it says is written to the index, so it accounts for every key of every instance. It knows prompts as chains of
+keys, and time as seconds.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
 
 from extproc.index import Change
 
@@ -77,64 +74,3 @@ class RoutedCache:
         self, instance: str, *, forget: bool = False, add: Sequence[int] = (), remove: Sequence[int] = ()
     ) -> Change:
         return Change(self._pool, instance, forget=forget, add=add, remove=remove, writer=self._writer)
-
-
-class _Sent(NamedTuple):
-    instance: str
-    keys: Sequence[int]
-    at: float
-
-
-class Speculation:
-    """Where prompts of the last moments went, so that a burst of follow-ups finds them before the engine tells of them.
-
-    Only what the index did not know of a prompt is remembered: at most `capacity_blocks` keys, each for at most `ttl_s`
-    seconds. A key belongs to the newest prompt that has it, so only the instance that was chosen last is found.
-    """
-
-    def __init__(self, capacity_blocks: int = 262_144, ttl_s: float = 5.0) -> None:
-        self._capacity = capacity_blocks
-        self._ttl_s = ttl_s
-        self._prompts: deque[_Sent] = deque()  # the oldest first
-        self._newest: dict[int, _Sent] = {}  # by key
-        self._blocks = 0  # in all prompts
-
-    def __len__(self) -> int:
-        """Blocks remembered; one of two prompts counts twice."""
-        return self._blocks
-
-    def expire(self, now: float) -> None:
-        """Forget what is too old; `note` and `match` do so too, but an idle pool calls neither."""
-        self._trim(now)
-
-    def note(self, instance: str, chain: Sequence[int], known: int, now: float) -> None:
-        """A prompt was sent, of which the index knew that the instance holds `known` leading blocks."""
-        sent = _Sent(instance, chain[known : known + self._capacity], now)
-        if sent.keys:
-            self._prompts.append(sent)
-            self._blocks += len(sent.keys)
-            self._newest.update(dict.fromkeys(sent.keys, sent))
-        self._trim(now)
-
-    def match(self, chain: Sequence[int], hits: Mapping[str, int], now: float) -> Mapping[str, int]:
-        """`hits` of the index, and what was sent meanwhile: leading blocks by instance name."""
-        self._trim(now)
-        start = low = max(hits.values(), default=0)
-        high = len(chain)
-        while low < high:
-            middle = (low + high) // 2
-            if chain[middle] in self._newest:
-                low = middle + 1
-            else:
-                high = middle
-        if low == start:
-            return hits
-        return {**hits, self._newest[chain[low - 1]].instance: low}
-
-    def _trim(self, now: float) -> None:
-        while self._prompts and (self._blocks > self._capacity or now - self._prompts[0].at >= self._ttl_s):
-            gone = self._prompts.popleft()
-            self._blocks -= len(gone.keys)
-            for key in gone.keys:
-                if self._newest.get(key) is gone:
-                    del self._newest[key]

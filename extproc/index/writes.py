@@ -23,7 +23,9 @@ from typing import NamedTuple
 from extproc.base.errors import IndexUnavailable
 from extproc.index import MAX_ADAPTERS, Change
 from extproc.index.directory import holder_of
-from extproc.shared_state.link import Argument, Client, Link, Script
+from extproc.shared_state.connections import Client
+from extproc.shared_state.link import Link
+from extproc.shared_state.script import Argument, Script
 
 KEYS_A_CALL = 512  # about half a millisecond of Redis, in which nothing else is served
 CALLS_A_ROUND = 32  # pipelined, under one budget

@@ -1,6 +1,6 @@
 """Continuity of one publisher's numbered batches: apply, replay, or forget. Sans-I/O; knows no socket and no event.
 
-The shell (`events.py`) reports what it hears and performs the actions it gets back, in order. What may follow what is
+The shell (`line.py`) reports what it hears and performs the actions it gets back, in order. What may follow what is
 a table. A publisher numbers its batches from 0 and starts over when its engine restarts; a restart may hide behind
 batches that nobody heard, so every connection begins with forgetting and a replay from 0. Between connections only
 these happen: the expected number, a gap (replay from there), a number heard before (a duplicate if the bytes are the
@@ -13,16 +13,12 @@ without it is part of the truth (`mirror.py`), so it is worth having.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import ClassVar
 
-from xxhash import xxh3_64_intdigest
-
 from extproc.base.model import Knowledge
-from extproc.kv_events.engines.frames import END
+from extproc.kv_events.actions import Action, Apply, Closed, Forget, Input, Purpose, Replay, State
+from extproc.kv_events.numbering import Numbering
 
 REPLAY_TIMEOUT = 5.0  # seconds without a frame; publishers look for requests every 0.1 s
 # Seconds from a replay from 0 to a second look: a batch published between the answer and the moment when the
@@ -30,69 +26,6 @@ REPLAY_TIMEOUT = 5.0  # seconds without a frame; publishers look for requests ev
 SECOND_LOOK = 1.0
 RETRY = 30.0  # seconds until a replay that nobody answered is asked for again, doubled each time
 LONGEST_RETRY = 600.0
-HELD_BATCHES = 4096  # that wait for the end of a replay; what is beyond is a gap afterwards
-HELD_BYTES = 32 * 1024 * 1024
-REMEMBERED = 1024  # batches whose duplicates are told from a restarted engine's, by their bytes
-
-
-class State(Enum):
-    DOWN = auto()  # not connected
-    LIVE = auto()  # following
-    REPLAYING = auto()  # waiting for the end of a replay; what is heard is held
-
-
-class Input(Enum):
-    CONNECTED = auto()
-    DISCONNECTED = auto()
-    TIMEOUT = auto()
-    # a batch heard live
-    NEXT = auto()  # the expected one
-    AHEAD = auto()  # some before it are missing
-    SEEN = auto()  # applied before
-    FALLEN = auto()  # its number is not new, but its bytes are: the engine restarted
-    # a frame of the newest replay
-    REPLAYED_NEXT = auto()
-    REPLAYED_AHEAD = auto()
-    REPLAYED_SEEN = auto()
-    REPLAYED_END = auto()
-
-
-class Purpose(Enum):
-    """Why a replay is asked for."""
-
-    START = auto()  # all there is
-    GAP = auto()  # what is missing
-    LOOK = auto()  # whether anything is
-
-
-@dataclass(frozen=True, slots=True)
-class Apply:
-    """Apply this batch; tell `lost` if it cannot be used, and `cleared` if it cleared the cache."""
-
-    sequence: int
-    payload: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Forget:
-    """Hold nothing of this instance."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """Ask for all batches from this number on, on a fresh socket: answers to an earlier request are void."""
-
-    start: int
-
-
-@dataclass(frozen=True, slots=True)
-class Closed:
-    """A gap has ended: `replayed`, or `forgotten` with all that was held."""
-
-    outcome: str
-
-
-Action = Apply | Forget | Replay | Closed
 
 
 class Continuity:
@@ -103,11 +36,7 @@ class Continuity:
         self._state = State.DOWN
         self._exact = False
         self._since = 0  # the number from which on nothing is missing
-        self._next: int | None = None  # the number expected; None takes any
-        self._newest = -1  # the newest number heard or replayed
-        self._recent: dict[int, int] = {}  # digests of the last batches, by number
-        self._held: deque[tuple[int, bytes]] = deque()
-        self._held_bytes = 0
+        self._numbers = Numbering()
         self._deadline: float | None = None
         self._retry = RETRY
         self._owed = False  # whether a replay from 0 was never answered; it may still be, while we follow without it
@@ -137,27 +66,11 @@ class Continuity:
 
     def live(self, sequence: int, payload: bytes, now: float) -> list[Action]:
         """A batch was heard."""
-        if sequence > self._newest:
-            what = Input.NEXT if self._next is None or sequence == self._next else Input.AHEAD
-        elif self._recent.get(sequence) == xxh3_64_intdigest(payload):
-            what = Input.SEEN
-        else:
-            what = Input.FALLEN
-            self._recent.clear()
-            self._newest = -1
-        self._remember(sequence, payload)
-        return self._step(what, sequence, payload, now)
+        return self._step(self._numbers.heard(sequence, payload), sequence, payload, now)
 
     def replayed(self, sequence: int, payload: bytes, now: float) -> list[Action]:
         """A frame of the newest replay came; its last has the number `END`."""
-        expected = self._next or 0
-        if sequence == END:
-            what = Input.REPLAYED_END
-        elif sequence == expected:
-            what = Input.REPLAYED_NEXT
-        else:
-            what = Input.REPLAYED_AHEAD if sequence > expected else Input.REPLAYED_SEEN
-        return self._step(what, sequence, payload, now)
+        return self._step(self._numbers.replayed(sequence), sequence, payload, now)
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""
@@ -184,9 +97,7 @@ class Continuity:
         return []
 
     def _begin(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
-        self._newest = -1
-        self._recent.clear()
-        self._drop_held()
+        self._numbers.begin()
         self._retry = RETRY
         self._owed = False
         return [Forget(), *self._start_over(now)]
@@ -194,11 +105,11 @@ class Continuity:
     def _leave(self, _sequence: int, _payload: bytes, _now: float) -> list[Action]:
         self._state = State.DOWN
         self._deadline = None
-        self._drop_held()
+        self._numbers.drop_held()
         return [Forget()]
 
     def _follow(self, sequence: int, payload: bytes, _now: float) -> list[Action]:
-        if self._next is None:
+        if self._numbers.next is None:
             self._exact = sequence == 0
             self._since = sequence
         return [self._take(sequence, payload)]
@@ -206,11 +117,11 @@ class Continuity:
     def _gap(self, sequence: int, payload: bytes, now: float) -> list[Action]:
         if self._can_replay:
             self._hold(sequence, payload, now)
-            return self._ask(self._next or 0, Purpose.GAP, now)
+            return self._ask(self._numbers.next or 0, Purpose.GAP, now)
         return [Closed("forgotten"), Forget(), self._resume(sequence, payload)]
 
     def _restarted(self, sequence: int, payload: bytes, now: float) -> list[Action]:
-        self._drop_held()
+        self._numbers.drop_held()
         if sequence == 0 or not self._can_replay:
             return [Forget(), self._first(sequence, payload)]
         self._hold(sequence, payload, now)
@@ -222,13 +133,11 @@ class Continuity:
         return self._hold(sequence, payload, now)
 
     def _hold(self, sequence: int, payload: bytes, _now: float) -> list[Action]:
-        if len(self._held) < HELD_BATCHES and self._held_bytes + len(payload) <= HELD_BYTES:
-            self._held.append((sequence, payload))
-            self._held_bytes += len(payload)
+        self._numbers.hold(sequence, payload)
         return []
 
     def _replay_next(self, sequence: int, payload: bytes, now: float) -> list[Action]:
-        self._remember(sequence, payload)
+        self._numbers.remember(sequence, payload)
         self._progressed = True
         self._deadline = now + REPLAY_TIMEOUT
         return [self._take(sequence, payload)]
@@ -237,20 +146,20 @@ class Continuity:
         if self._progressed:  # a ROUTER drops what its peer does not read in time: ask again for the rest
             self._torn = True
             return []
-        self._remember(sequence, payload)
+        self._numbers.remember(sequence, payload)
         self._progressed = True
         self._deadline = now + REPLAY_TIMEOUT
-        missed: list[Action] = [Closed("forgotten")] if self._next else []
+        missed: list[Action] = [Closed("forgotten")] if self._numbers.next else []
         self._purpose = Purpose.START
         return [*missed, Forget(), self._resume(sequence, payload)]
 
     def _replay_end(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
         if self._torn:
-            return self._ask(self._next or 0, self._purpose, now)
+            return self._ask(self._numbers.next or 0, self._purpose, now)
         actions = self._take_held()
-        if self._held:
+        if self._numbers.holds:
             if self._progressed or actions:
-                return [*actions, *self._ask(self._next or 0, Purpose.GAP, now)]
+                return [*actions, *self._ask(self._numbers.next or 0, Purpose.GAP, now)]
             if self._start > 0 and not self._started_over:
                 self._started_over = True
                 return [Closed("forgotten"), Forget(), *self._start_over(now)]
@@ -269,17 +178,17 @@ class Continuity:
 
     def _replay_timeout(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
         if self._progressed:
-            return self._ask(self._next or 0, self._purpose, now)
+            return self._ask(self._numbers.next or 0, self._purpose, now)
         actions = self._take_held() if self._purpose is Purpose.LOOK else []
-        if self._held or self._purpose is not Purpose.LOOK:
+        if self._numbers.holds or self._purpose is not Purpose.LOOK:
             return [*actions, *self._give_up(now)]
         self._state = State.LIVE
         self._deadline = None
         return actions
 
     def _look_or_retry(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
-        if self._next is not None and (self._exact or not self._owed):
-            return self._ask(self._next, Purpose.LOOK, now)
+        if self._numbers.next is not None and (self._exact or not self._owed):
+            return self._ask(self._numbers.next, Purpose.LOOK, now)
         self._retry = min(2 * self._retry, LONGEST_RETRY)
         self._deadline = now + self._retry
         return [Replay(0)]  # what is known stays until an answer comes
@@ -329,7 +238,7 @@ class Continuity:
     # What transitions share
 
     def _take(self, sequence: int, payload: bytes) -> Apply:
-        self._next = sequence + 1
+        self._numbers.next = sequence + 1
         return Apply(sequence, payload)
 
     def _resume(self, sequence: int, payload: bytes) -> Apply:
@@ -351,10 +260,10 @@ class Continuity:
         self._since = 0
         if self._can_replay:
             self._exact = True
-            self._next = 0
+            self._numbers.next = 0
             return self._ask(0, Purpose.START, now)
         self._exact = False
-        self._next = None
+        self._numbers.next = None
         self._state = State.LIVE
         self._deadline = None
         return []
@@ -369,38 +278,21 @@ class Continuity:
 
     def _take_held(self) -> list[Action]:
         """Apply what was held, up to the first gap."""
-        actions: list[Action] = []
-        while self._held and (self._next is None or self._held[0][0] <= self._next):
-            sequence, payload = self._held.popleft()
-            self._held_bytes -= len(payload)
-            if self._next is None or sequence == self._next:
-                actions.append(self._take(sequence, payload))
-        return actions
+        return [self._take(sequence, payload) for sequence, payload in self._numbers.release()]
 
     def _give_up(self, now: float) -> list[Action]:
         """Nobody answers, or not with what is missing: go on with what is heard, and ask again later."""
         actions: list[Action] = [Forget()] if self._purpose is Purpose.START else [Closed("forgotten"), Forget()]
         self._exact = False
         expected: int | None = None
-        for sequence, payload in self._held:
+        for sequence, payload in self._numbers.drop_held():
             if expected is not None and sequence != expected:
                 actions.append(Forget())
             actions.append(self._resume(sequence, payload))
-            expected = self._next
-        self._next = expected
-        self._drop_held()
+            expected = self._numbers.next
+        self._numbers.next = expected
         self._state = State.LIVE
         self._started_over = False
         self._owed = True
         self._deadline = now + self._retry
         return actions
-
-    def _remember(self, sequence: int, payload: bytes) -> None:
-        self._newest = max(self._newest, sequence)
-        self._recent[sequence] = xxh3_64_intdigest(payload)
-        if len(self._recent) > REMEMBERED:
-            del self._recent[next(iter(self._recent))]
-
-    def _drop_held(self) -> None:
-        self._held.clear()
-        self._held_bytes = 0

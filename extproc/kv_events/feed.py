@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from extproc.base.model import Knowledge
-from extproc.kv_events.continuity import Action, Apply, Closed, Continuity, Forget, Replay
+from extproc.kv_events.actions import Action, Apply, Closed, Forget, Replay
+from extproc.kv_events.continuity import Continuity
 from extproc.kv_events.engines import Cleared, Decode, Event, Removed, Stored, Tier, UnusableEvents, frames, pieces
 from extproc.kv_events.mirror import Delta, Mirror
 

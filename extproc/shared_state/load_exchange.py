@@ -1,33 +1,30 @@
-"""What router replicas tell each other through Redis: who follows which instance's events, and what each has in flight.
+"""What router replicas tell each other through Redis of their loads: the requests that each has in flight.
 
-It owns the leases and the exchange of loads; it knows neither events nor policies. Nothing here raises when Redis is
-away: leases stay as they were, peers fall silent and are dropped, and both come back alone.
+It owns the exchange of loads; it knows neither events nor policies. Nothing here raises while Redis is away: peers fall
+silent and are dropped, and come back alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, NamedTuple, Protocol
-from urllib.parse import quote
+from typing import Annotated, Protocol
 
 import msgspec
 from redis.asyncio import Redis
 from redis.exceptions import RedisError
 
 from extproc.base.errors import IndexUnavailable
-from extproc.shared_state.link import CONNECT_S, Argument, Client, Link, Script, connect, connect_to_one, parse
+from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
+from extproc.shared_state.link import Link
+from extproc.shared_state.redis_url import parse
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = 1  # of the messages and of the leases, part of their names: routers of another one are strangers
-
-RENEW_S = 0.75  # how often a follower calls `Leases.renew`
-LEASE_S = 2.5  # two renewals may fail; with the next follower's renewal, a takeover takes 3.25 s at most
-LEASE_BUDGET_S = 0.5
+SCHEMA = 1  # of the messages, part of their channel's name: routers of another one are strangers
 
 TICK_S = 0.005  # between two messages; what two routers decide within it, they decide without each other
 ALONE_S = 0.1  # between two looks whether there is somebody to talk to
@@ -36,78 +33,12 @@ RETRY_S = 0.25  # between two attempts to reach Redis
 SILENCE_S = 3.0  # after which a peer is taken for dead
 MAX_PEERS = 256
 
-_RENEW, _RELEASE = (Script.read("extproc.shared_state", name, keys=1) for name in ("renew", "release"))
-
-
-class _Held(NamedTuple):
-    names: frozenset[str]
-    wanted: frozenset[str]
-    members: int
-    free: frozenset[str]
-    lapsed: bool = False  # Redis could not be asked since
-
-
-_NONE = _Held(frozenset(), frozenset(), 0, frozenset())
-
-
-class Leases:
-    """Which instances' events this replica follows: each is held by one replica at a time, about as many by each.
-
-    A replica that hangs, or does not reach Redis, may follow on beside its successor until it hears of it; the index
-    then refuses its writes (`IndexLost`), or its successor's, which writes everything again.
-    """
-
-    def __init__(self, client: Client, replica: str, *, namespace: str) -> None:
-        self._client = client
-        self._link = Link(client, 1)
-        self._replica = replica
-        self._namespace = namespace
-        self._pools: dict[str, _Held] = {}
-
-    @classmethod
-    def from_url(cls, url: str, replica: str) -> Leases:
-        """See `redis_link.parse`. `replica` is unlike that of every other process. Raises ConfigError."""
-        address = parse(url)
-        return cls(connect(address, 1), replica, namespace=address.namespace)
-
-    async def renew(self, pool: str, wanted: Collection[str]) -> frozenset[str]:
-        """Which of the wanted instances to follow until the next call, in RENEW_S.
-
-        While Redis is away these are the ones held before: to follow an engine anew costs a replay of all its events.
-        When it is back everybody first asks for those alone, so that nobody takes what another kept.
-        """
-        before = self._pools.get(pool, _NONE)
-        names = frozenset(wanted)
-        asked = before.names & names if before.lapsed else names
-        orphans = sorted(asked if before.lapsed else before.free & names)
-        members = before.members if names == before.wanted else 0
-        call: list[Argument] = [self._key(pool), self._replica, int(LEASE_S * 1000), members]
-        call += [len(orphans), *orphans, *sorted(asked)]
-        try:
-            answer = await self._link.run("renew", LEASE_BUDGET_S, lambda client: _RENEW.run(client, call))
-        except IndexUnavailable:
-            self._pools[pool] = before._replace(lapsed=True)
-            return before.names & names
-        held, free = (frozenset(name.decode() for name in part) for part in answer[1:])
-        self._pools[pool] = _Held(held, names, answer[0], free)
-        return held
-
-    async def close(self) -> None:
-        """Give everything back, so that others need not wait for it, and disconnect."""
-        for pool in self._pools:
-            call = partial(_RELEASE.run, keys_and_arguments=[self._key(pool), self._replica])
-            with suppress(IndexUnavailable):
-                await self._link.run("release", LEASE_BUDGET_S, call)
-        await self._link.close()
-        with suppress(Exception):  # the connection is given up in any case
-            await self._client.aclose()
-
-    def _key(self, pool: str) -> str:
-        return f"{self._namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}:leases"
-
 
 class SharedLoads(Protocol):
-    """The loads of this process and its peers (`loads.py`). Counts are (requests in flight, unprefilled bytes)."""
+    """The loads of this process and its peers: `routing/pools/loads.py`.
+
+    Counts are (requests in flight, unprefilled bytes).
+    """
 
     def snapshot(self, pool: str) -> Mapping[str, tuple[int, int]]:
         """This process's own, by instance name; idle instances are absent."""
@@ -164,7 +95,7 @@ class LoadExchange:
 
     @classmethod
     def from_url(cls, url: str, replica: str, loads: SharedLoads, pools: Sequence[str]) -> LoadExchange:
-        """See `redis_link.parse`; in a cluster, messages reach every node. Raises ConfigError."""
+        """See `redis_url.parse`; in a cluster, messages reach every node. Raises ConfigError."""
         address = parse(url)
         return cls(connect_to_one(address, 2), replica, loads, pools, namespace=address.namespace)
 

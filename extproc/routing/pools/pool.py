@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from extproc.base import blocks
 from extproc.base.model import Instance, Role, Source
-from extproc.index.routed_cache import Speculation
 from extproc.prompts.renderer import PromptRenderer
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.mismatch import Agreement
+from extproc.routing.pools.speculation import Speculation
 from extproc.routing.pools.suspects import Suspects
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from extproc.base.errors import ConfigError, IndexLost, IndexUnavailable
+from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index import redis as module
-from extproc.index.open import open_index
 from extproc.index.redis import RedisIndex
-from extproc.shared_state.link import Client, Script
+from extproc.shared_state.connections import Client
+from extproc.shared_state.script import Script
 from tests.support.redis_server import RedisServer
 
 CHAIN = tuple(range(1000, 2600))
@@ -384,28 +384,3 @@ async def test_id_numbers_run_out(index: RedisIndex) -> None:
         await index.apply([Change("pool", "a", add=[1])])
     await index.apply([Change("pool", "a", forget=True, add=CHAIN[:6])])
     assert await index.match("pool", CHAIN) == {"a": 6}
-
-
-@pytest.mark.parametrize(
-    "url",
-    [
-        "",
-        "127.0.0.1:6379",
-        "http://127.0.0.1",
-        "redis://h:port/0",
-        "redis://h/0?nonsense=1",
-        "redis://h/0?budget_ms=x",
-        "redis://h/zero",
-    ],
-)
-def test_a_wrong_url_is_a_configuration_error(url: str) -> None:
-    """A URL that names no index, or options that the client does not know, is reported before anything starts."""
-    with pytest.raises(ConfigError):
-        open_index(url)
-
-
-def test_a_password_is_never_shown() -> None:
-    """Errors about a URL leave out what stands before the host."""
-    with pytest.raises(ConfigError) as error:
-        open_index("redis://user:geheim@host:port/0")
-    assert "geheim" not in str(error.value)

@@ -7,8 +7,9 @@ import re
 import pytest
 
 from extproc.base.model import Knowledge
-from extproc.kv_events import continuity as sequence
-from extproc.kv_events.continuity import Action, Apply, Closed, Continuity, Forget, Input, Replay, State
+from extproc.kv_events import numbering
+from extproc.kv_events.actions import Action, Apply, Closed, Forget, Input, Replay, State
+from extproc.kv_events.continuity import Continuity
 from extproc.kv_events.engines.frames import END
 from tests.support import kv_recordings
 
@@ -374,13 +375,13 @@ def test_a_gap_that_nobody_answers_is_forgotten() -> None:
 
 def test_what_is_held_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is heard beyond that during a replay is a gap afterwards, and closed like one."""
-    monkeypatch.setattr(sequence, "HELD_BATCHES", 3)
+    monkeypatch.setattr(numbering, "HELD_BATCHES", 3)
     script = following()
     script("live 4", "live 5", "live 6", "live 7")
     assert script("frame 3", "end") == "apply 3, apply 4, apply 5, apply 6, replayed"
     assert script("live 8") == "replay 7"
     assert script("frame 7", "end") == "apply 7, apply 8, replayed"
-    monkeypatch.setattr(sequence, "HELD_BYTES", 10)
+    monkeypatch.setattr(numbering, "HELD_BYTES", 10)
     script("live 10", "live 11")
     assert script("frame 9", "end") == "apply 9, apply 10, replayed"
 

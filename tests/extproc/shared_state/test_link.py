@@ -1,52 +1,23 @@
-"""Redis away, hanging, restarted, encrypted or overrun: calls fail with one error, decisions stay cheap, all heals."""
+"""Redis away, hanging, restarted or overrun: calls fail with one error, decisions stay cheap, all heals."""
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import socket
-import ssl
-import subprocess
-import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
-from pathlib import Path
+from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
 import uvloop
 
-from extproc.base.dns import look_up
 from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.index import Change
 from extproc.index import redis as redis_index
 from extproc.index.redis import SLOTS, RedisIndex
-from tests.support.redis_server import WHEEL, RedisServer, redis_server
-
-CHAIN = tuple(range(1000, 1200))
-ADD = [Change("pool", "a", forget=True, add=CHAIN)]
-
-
-@asynccontextmanager
-async def opened(url: str) -> AsyncIterator[RedisIndex]:
-    index = RedisIndex.from_url(url)
-    try:
-        yield index
-    finally:
-        await index.close()
-
-
-async def until_it_works(call: Callable[[], Awaitable[Any]]) -> Any:
-    """The result of the first attempt that does not find Redis away."""
-    async with asyncio.timeout(20):
-        while True:
-            try:
-                return await call()
-            except IndexLost:
-                raise
-            except IndexUnavailable:
-                await asyncio.sleep(0.02)
+from tests.support.redis_server import RedisServer
+from tests.support.shared_index import ADD, CHAIN, opened, until_it_works
 
 
 async def until_away(index: RedisIndex) -> None:
@@ -205,55 +176,6 @@ async def test_closing_while_redis_is_away(own_redis: RedisServer) -> None:
     own_redis.stop()
 
 
-async def test_password() -> None:
-    """The password is part of the URL; without it every call is refused."""
-    with redis_server() as server:
-        server.send("CONFIG", "SET", "requirepass", "geheim")
-        async with opened(server.url.replace("//", "//:geheim@")) as index:
-            await index.apply(ADD)
-            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
-        for url in (server.url, server.url.replace("//", "//:wrong@")):
-            async with opened(url) as index:
-                with pytest.raises(IndexUnavailable):
-                    await index.match("pool", CHAIN)
-                with pytest.raises(IndexUnavailable):
-                    await index.apply(ADD)
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
-async def test_tls(own_redis: RedisServer, tmp_path: Path) -> None:
-    """`rediss://` speaks TLS and verifies the certificate."""
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
-    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
-    files = ["-keyout", str(key), "-out", str(certificate)]
-    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *subject]
-    subprocess.run(make, check=True, capture_output=True)  # noqa: ASYNC221 - nothing else runs
-    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
-    context.load_cert_chain(certificate, key)
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
-    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", own_redis.port)
-        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
-
-    server = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context)
-    url = f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0"
-    async with opened(f"{url}?ssl_ca_certs={certificate}") as index:
-        await until_it_works(lambda: index.apply(ADD))
-        assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
-    async with opened(url) as index:
-        with pytest.raises(IndexUnavailable):
-            await index.apply(ADD)
-    server.close()
-    await asyncio.sleep(0.05)  # lets the forwarders see their connections end
-
-
 async def test_an_outage_is_told_once(own_redis: RedisServer, caplog: pytest.LogCaptureFixture) -> None:
     """However many links of a process find Redis away, one warning names host, port and cause, one says it is back."""
     async with opened(own_redis.url) as index, opened(own_redis.url) as other:
@@ -273,38 +195,3 @@ async def test_an_outage_is_told_once(own_redis: RedisServer, caplog: pytest.Log
         f"{where} is away (it refuses connections); deciding by load until it is back",
         f"{where} is back",
     ]
-
-
-async def test_lookups_are_shared_and_may_be_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name has one lookup at a time; who gave up is not told, who waits gets the answer or the error."""
-    asked: list[str] = []
-    answer = threading.Event()
-
-    def getaddrinfo(host: str, *_: Any, **__: Any) -> list[Any]:
-        asked.append(host)
-        answer.wait(20)
-        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
-
-    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
-    waiting = [asyncio.create_task(look_up("redis")) for _ in range(10)]
-    await asyncio.sleep(0)
-    for task in waiting[:9]:
-        task.cancel()
-    await asyncio.wait(waiting[:9])
-    answer.set()
-    with pytest.raises(socket.gaierror):
-        await waiting[9]
-    assert asked == ["redis"]
-
-
-async def test_a_unix_socket(tmp_path: Path) -> None:
-    """`unix://` reaches a Redis on this machine without a port."""
-    path = tmp_path / "redis.sock"
-    server = RedisServer(WHEEL, "--unixsocket", str(path))
-    server.start()
-    try:
-        async with opened(f"unix://{path}") as index:
-            await until_it_works(lambda: index.apply(ADD))
-            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
-    finally:
-        server.stop()

@@ -1,0 +1,177 @@
+"""Following one instance: its sockets, the feed that reads them, and the index that is told what changed.
+
+It moves bytes; `feed.py` says what they mean. What it guards:
+
+- Decisions may share the loop. All instances of a pool take turns in slices of `SLICE` seconds.
+- The index may be slow, away or emptied. Then the mirror goes on, changes are dropped, and when the index is back
+  everything that the mirror holds is written again; until then the instance is `unknown`.
+- Nothing ends the following of an instance. What cannot be used is counted, and logged once for each cause; a bug is
+  logged, and the instance begins anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+
+from extproc.base.errors import IndexUnavailable
+from extproc.base.model import EventReport, Instance, Knowledge
+from extproc.index import Change, Index
+from extproc.kv_events.engines import Decode, frames
+from extproc.kv_events.feed import Feed
+from extproc.kv_events.mirror import Mirror
+from extproc.kv_events.sockets import Context, SocketError, Sockets
+from extproc.kv_events.telemetry import Telemetry
+
+SLICE = 0.002  # seconds of work until others get their turn
+INDEX_RETRY = 1.0  # seconds until an index that failed is tried again
+KEYS_AT_ONCE = 4096  # when everything is written to the index
+RESTART = 1.0  # seconds until a line begins anew after a bug, doubled each time
+LONGEST_RESTART = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What all lines of a pool share."""
+
+    pool: str
+    index: Index
+    decode: Decode
+    new_mirror: Callable[[], Mirror]
+    context: Context
+    turn: asyncio.Lock
+    clock: Callable[[], float]
+    wall_clock: Callable[[], float]
+
+
+class Line:
+    """One instance's sockets, and the feed between them and the index."""
+
+    def __init__(self, instance: Instance, setup: Setup) -> None:
+        self.instance = instance
+        self._setup = setup
+        self._labels = (setup.pool, instance.name)
+        self._telemetry = Telemetry(*self._labels)
+        self._sockets = Sockets(setup.context, str(instance.kv_events), instance.kv_replay)
+        self._woken = asyncio.Event()
+        self._begin()
+
+    def _begin(self) -> None:
+        can_replay = self.instance.kv_replay is not None
+        self._feed = Feed(self._setup.decode, self._setup.new_mirror(), rank=self.instance.rank, can_replay=can_replay)
+        self._connected = False
+        self.tell_all()
+
+    @property
+    def report(self) -> EventReport:
+        known = Knowledge.UNKNOWN if self._untold else self._feed.knowledge
+        return EventReport(known, self._feed.sequence, self._feed.lag)
+
+    def tell_all(self) -> None:
+        """The index does not have what the mirror holds, or we do not know: write everything again."""
+        self._untold = True
+        self._tell_at = self._setup.clock()
+        self._woken.set()
+
+    def remove_metrics(self) -> None:
+        """The instance is followed no more."""
+        self._telemetry.remove()
+
+    async def run(self) -> None:
+        """Follow until cancelled."""
+        pause = RESTART
+        while True:
+            started = self._setup.clock()
+            try:
+                with self._sockets.opened():
+                    await self._follow()
+            except SocketError as error:
+                self._telemetry.complain("socket", str(error))
+            except Exception:
+                self._telemetry.bug()
+            self._begin()
+            self._show()
+            if self._setup.clock() - started > LONGEST_RESTART:
+                pause = RESTART
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, LONGEST_RESTART)
+
+    async def _follow(self) -> None:
+        while True:
+            async with self._setup.turn:
+                more = self._work(self._setup.clock() + SLICE)
+            await self._tell()
+            self._show()
+            if more:
+                await asyncio.sleep(0)
+            else:
+                await self._sockets.readable(self._woken, self._idle_time())
+
+    def _work(self, until: float) -> bool:
+        """Receive and apply until then; whether there may be more."""
+        feed = self._feed
+        while (now := self._setup.clock()) < until:
+            if feed.step(self._setup.wall_clock()):
+                if feed.replay is not None:
+                    self._sockets.ask(frames.request(feed.replay))
+                    feed.replay = None
+            else:
+                heard = self._receive(now)
+                # After what has come, because it may be what was waited for.
+                if not feed.tick(now) and not heard:
+                    return False
+        return True
+
+    def _receive(self, now: float) -> bool:
+        """Take what has come: news of the connection first, then a message of each socket. Whether there was any."""
+        heard = False
+        while (connected := self._sockets.connection()) is not None:
+            heard = True
+            self._connected = connected
+            if not connected:
+                self._feed.disconnected(now)
+                while self._sockets.published() is not None:
+                    pass  # of a connection that is gone; the next one begins with a replay of all there is
+            else:
+                self._feed.connected(now)
+        if (message := self._sockets.published()) is not None:
+            heard = True
+            self._feed.heard(message, now)
+        if (message := self._sockets.replayed()) is not None:
+            heard = True
+            if self._feed.replayed(message, now):
+                self._sockets.end_replay()
+        return heard
+
+    def _idle_time(self) -> float | None:
+        """Seconds until there is something to do although nothing comes."""
+        times = (self._feed.deadline, self._tell_at if self._untold else None)
+        due = min((time for time in times if time is not None), default=None)
+        return None if due is None else max(0.0, due - self._setup.clock())
+
+    async def _tell(self) -> None:
+        """Bring the index up to date."""
+        delta = self._feed.drain()
+        changes: Iterable[Change] = ()
+        if self._untold:
+            if self._setup.clock() >= self._tell_at:
+                changes = self._everything()
+        elif delta.forget or delta.remove or delta.add or delta.adapters:
+            changes = [Change(*self._labels, delta.forget, delta.remove, delta.add, delta.adapters)]
+        try:
+            for change in changes:
+                await self._setup.index.apply([change])
+        except IndexUnavailable:
+            self.tell_all()
+            self._tell_at += INDEX_RETRY
+
+    def _everything(self) -> Iterator[Change]:
+        self._untold = False  # until something goes wrong
+        held, adapters = self._feed.everything()
+        yield Change(*self._labels, forget=True, adapters=adapters)
+        for start in range(0, len(held), KEYS_AT_ONCE):
+            yield Change(*self._labels, add=held[start : start + KEYS_AT_ONCE])
+
+    def _show(self) -> None:
+        self._telemetry.show(self._feed, self.report.state, connected=self._connected)

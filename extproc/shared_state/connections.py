@@ -1,0 +1,93 @@
+"""Clients of redis-py, for one server or a cluster: their options, and how they look up names.
+
+It opens nothing and runs nothing; `link.py` does, within budgets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from ipaddress import ip_address
+from typing import Any
+
+from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from extproc.base.dns import look_up
+from extproc.base.errors import ConfigError
+from extproc.shared_state.redis_url import RedisUrl, without_secrets
+
+CONNECT_S = 1.0  # TCP, TLS and authentication across zones take tens of milliseconds; a lost packet 0.2 s
+
+Client = Redis | RedisCluster
+
+
+def connect(address: RedisUrl, connections: int) -> Client:
+    """A client that opens at most `connections` to a node, none of them yet. Raises ConfigError."""
+    if not address.cluster:
+        return connect_to_one(address, connections)
+    try:
+        cluster = RedisCluster.from_url(address.url, **_options(connections))
+    except (ValueError, TypeError, RedisError) as error:
+        raise ConfigError(f"index URL {without_secrets(address.url)!r}: {error}") from error
+    # It takes no class of connections as an option, and makes its nodes, later ones too, from these.
+    named = cluster.connection_kwargs["connection_class"] = _NAMED[cluster.connection_kwargs["connection_class"]]
+    for node in cluster.startup_nodes:
+        node.connection_class = named
+    return cluster
+
+
+def connect_to_one(address: RedisUrl, connections: int) -> Redis:
+    """Like `connect`, to the server that the URL names, even where it is one node of a cluster. Raises ConfigError."""
+    try:
+        options = _options(connections)
+        if address.url.startswith("unix:"):
+            del options["socket_keepalive"]  # which redis-py does not know there
+        client: Redis = Redis.from_url(address.url, **options)
+        pool = client.connection_pool
+        pool.connection_class = _NAMED.get(pool.connection_class, pool.connection_class)
+        pool.connection_class(**pool.connection_kwargs)  # judges the options without connecting
+    except (ValueError, TypeError, RedisError) as error:
+        raise ConfigError(f"index URL {without_secrets(address.url)!r}: {error}") from error
+    return client
+
+
+def _options(connections: int) -> dict[str, Any]:
+    return {
+        "max_connections": connections,
+        "socket_timeout": None,  # each call has its own budget
+        "socket_connect_timeout": CONNECT_S,
+        "socket_keepalive": True,
+        "retry": Retry(NoBackoff(), 1),  # a connection that Redis closed meanwhile is replaced at once
+        "client_name": "smetric-extproc",
+        "protocol": 2,
+    }
+
+
+class _Named(Connection):
+    """Connects only to what resolves, and asks by `base/dns.py`; the lookup that follows is then answered at once."""
+
+    async def _connect(self) -> None:
+        async with asyncio.timeout(self.socket_connect_timeout):
+            try:
+                ip_address(self.host)
+            except ValueError:
+                await look_up(self.host)
+        await super()._connect()  # type: ignore[no-untyped-call]  # redis-py's abstract method, without annotations
+
+
+class _NamedSSL(_Named, SSLConnection):
+    """The same by TLS."""
+
+
+_NAMED: dict[type, type[Connection]] = {Connection: _Named, SSLConnection: _NamedSSL}
+
+
+def where(client: Client) -> str:
+    """Host and port, or the path of a socket, for people."""
+    if isinstance(client, RedisCluster):
+        return ", ".join(node.name for node in client.startup_nodes)
+    options = client.connection_pool.connection_kwargs
+    host, port = options.get("host", "localhost"), options.get("port", 6379)
+    return str(options.get("path") or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}"))

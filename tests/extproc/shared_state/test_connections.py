@@ -1,0 +1,78 @@
+"""Ways to a real Redis: passwords, TLS, a socket on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import ssl
+import subprocess
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from extproc.base.errors import IndexUnavailable
+from tests.support.redis_server import WHEEL, RedisServer, redis_server
+from tests.support.shared_index import ADD, CHAIN, opened, until_it_works
+
+
+async def test_password() -> None:
+    """The password is part of the URL; without it every call is refused."""
+    with redis_server() as server:
+        server.send("CONFIG", "SET", "requirepass", "geheim")
+        async with opened(server.url.replace("//", "//:geheim@")) as index:
+            await index.apply(ADD)
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+        for url in (server.url, server.url.replace("//", "//:wrong@")):
+            async with opened(url) as index:
+                with pytest.raises(IndexUnavailable):
+                    await index.match("pool", CHAIN)
+                with pytest.raises(IndexUnavailable):
+                    await index.apply(ADD)
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_tls(own_redis: RedisServer, tmp_path: Path) -> None:
+    """`rediss://` speaks TLS and verifies the certificate."""
+    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+    subject = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    files = ["-keyout", str(key), "-out", str(certificate)]
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", *files, *subject]
+    subprocess.run(make, check=True, capture_output=True)  # noqa: ASYNC221 - nothing else runs
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", own_redis.port)
+        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context)
+    url = f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0"
+    async with opened(f"{url}?ssl_ca_certs={certificate}") as index:
+        await until_it_works(lambda: index.apply(ADD))
+        assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+    async with opened(url) as index:
+        with pytest.raises(IndexUnavailable):
+            await index.apply(ADD)
+    server.close()
+    await asyncio.sleep(0.05)  # lets the forwarders see their connections end
+
+
+async def test_a_unix_socket(tmp_path: Path) -> None:
+    """`unix://` reaches a Redis on this machine without a port."""
+    path = tmp_path / "redis.sock"
+    server = RedisServer(WHEEL, "--unixsocket", str(path))
+    server.start()
+    try:
+        async with opened(f"unix://{path}") as index:
+            await until_it_works(lambda: index.apply(ADD))
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+    finally:
+        server.stop()
