@@ -47,6 +47,7 @@ ELSEWHERE: Final = {
         "extproc/base/metrics.py",
         "extproc/base/model.py",
         "extproc/config/settings.py",
+        "extproc/kv_events/actions.py",
         "extproc/processor/messages.py",
     ],
     "tests/loadgen (values and names)": [
@@ -72,7 +73,7 @@ ELSEWHERE: Final = {
     # One test for a family: a case is a document, a request, a recording or a file of that family.
     "tests/extproc/config/test_checks.py (a case is an Envoy YAML)": ["extproc/config/checks/*.py"],
     "tests/extproc/config/test_config.py (a case is an Envoy YAML)": ["extproc/config/*.py"],
-    "tests/extproc/index/test_contract.py (every backend)": ["extproc/index/__init__.py", "extproc/index/open.py"],
+    "tests/extproc/index/test_contract.py (every backend)": ["extproc/index/__init__.py"],
     "tests/extproc/index/test_redis.py (with a real Redis)": [
         "extproc/index/answers.py",
         "extproc/index/directory.py",
@@ -105,7 +106,6 @@ ELSEWHERE: Final = {
         "extproc/routing/query.py",
     ],
     "tests/extproc/config/test_config.py (the route's settings are read from the YAML)": ["extproc/routing/route.py"],
-    "tests/extproc/shared_state/test_link.py (as Redis is found)": ["extproc/base/dns.py"],
     "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py", "loadgen/demo/summary.py"],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [
         "loadgen/engine/clock.py",
