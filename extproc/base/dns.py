@@ -1,8 +1,8 @@
-"""Host names to addresses, in threads that nothing ever waits for.
+"""Host names to addresses, in threads that nothing waits for.
 
-The event loop's own `getaddrinfo` is unfit for a resolver that is slow or away: its threads are few, the process waits
-for them when it ends, and a failure that comes after its asker gave up is logged as an error. Here each name has one
-thread at a time, whoever asks, and that thread ends with the process.
+The event loop's own `getaddrinfo` does not suit a resolver that is slow or away: it has few threads, the process waits
+for them when it ends, and a failure that comes after the caller gave up is logged as an error. Here each name has one
+thread at a time, however many callers, and that thread ends with the process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _lock = threading.Lock()
 async def look_up(host: str) -> Sequence[str]:
     """Every address of a name, as text. Raises socket.gaierror, and UnicodeError where it is no name at all.
 
-    It may take as long as the system's resolver likes; an asker may give up at any moment.
+    It may take as long as the system's resolver needs; a caller may give up at any moment.
     """
     loop = asyncio.get_running_loop()
     asker: _Asker = (loop, loop.create_future())

@@ -55,7 +55,7 @@ class IndexUnavailable(ExtProcError):
 
 
 class IndexLost(IndexUnavailable):
-    """What these instances' writer wrote is gone from the index, or another took over: forget and write all again."""
+    """What the writer of these instances wrote is gone from the index, or another took over: it must be rewritten."""
 
     def __init__(self, pool: str, instances: frozenset[str]) -> None:
         super().__init__(f"pool {pool!r}: the index lost what was written of {', '.join(sorted(instances))}")
@@ -64,7 +64,7 @@ class IndexLost(IndexUnavailable):
 
 
 class NoInstance(ExtProcError):
-    """Nobody may serve the request: the pool is empty, or holds none of the instances that the gateway allows."""
+    """No instance may serve the request: the pool is empty, or holds none of those that the gateway allows."""
 
     status = 503
     slug = "no_instance_available"

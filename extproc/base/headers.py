@@ -6,7 +6,7 @@ proposal 004).
 
 from __future__ import annotations
 
-TURN = "x-smetric-turn"  # a client's own word for the turn of its session
+TURN = "x-smetric-turn"  # a client says the turn of its session
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"
 NAMESPACE = "envoy.lb"

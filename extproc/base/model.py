@@ -59,16 +59,16 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = (
         "body_too_large"  # ... it is longer than we collect (FULL_DUPLEX_STREAMED); its rest streams through
     )
-    UNREADABLE_BODY = "unreadable_body"  # ... it is not JSON of the shape that its path asks for
+    UNREADABLE_BODY = "unreadable_body"  # ... it is not JSON of the shape that its path needs
     UNSUPPORTED_API = "unsupported_api"  # ... the path is no API that we render
     RENDER_FAILED = "render_failed"  # ... the chat template refused it
     NO_PREFILL = "no_prefill"  # ... the engine will only count its tokens, and cache nothing
-    UNKNOWN_RESPONSE = "unknown_response"  # ... nobody remembers who keeps the response that it refers to
+    UNKNOWN_RESPONSE = "unknown_response"  # ... no router knows which instance keeps the response that it refers to
     INDEX_UNAVAILABLE = "index_unavailable"  # ... the index failed or missed its budget
     PREFILL_FAILED = "prefill_failed"  # ... no prefill instance computed the prompt: the decode instance does
-    INTERNAL_ERROR = "internal_error"  # ... we have a bug; it is in the log
+    INTERNAL_ERROR = "internal_error"  # ... of a bug of the router; see its log
     # no destination at all
-    NO_POOL = "no_pool"  # the named cluster is none of the Envoy YAML's: Envoy's own policy decides
+    NO_POOL = "no_pool"  # the Envoy YAML has no cluster of that name: Envoy's own policy decides
     NO_INSTANCE = "no_instance"  # the pool is empty, or holds none of the gateway's subset: 503
     SHED = "shed"  # every candidate has as many requests in flight as the route allows: 429
     BODY_TIMEOUT = (

@@ -1,12 +1,12 @@
 """Which instance holds which prompt blocks: the contract of every backend (tests/extproc/index/test_contract.py).
 
-Keys are unsigned 64-bit chain keys of `blocks.py`; a chain is the keys of one prompt from its first block on. Who
-writes guarantees that an instance holds a key only while it holds all earlier keys of that chain, so a backend may
+Keys are unsigned 64-bit chain keys of `blocks.py`; a chain is the keys of one prompt from its first block on. The
+writer guarantees that an instance holds a key only while it holds all earlier keys of that chain, so a backend may
 bisect. Counting copies is the writer's duty (`mirror.py`): here a key is held or not.
 
 Each instance has one writer at a time, which applies its changes one after the other: the follower of its events. In
 `routed` pools every router writes what it sent: there `Change.writer` keeps them apart, each has its own entries, and
-an instance holds what any of its writers added. A writer begins with `forget`; without it, it goes on from what stands
+an instance holds what any of its writers added. A writer begins with `forget`; without it, it continues from what is
 there. After `IndexLost` it begins with `forget` again: what it wrote is gone, or another took the instance over.
 """
 
@@ -28,7 +28,7 @@ class Change:
 
     pool: str
     instance: str  # Instance.name
-    forget: bool = False  # all that this writer said of the instance, in O(1)
+    forget: bool = False  # all that this writer wrote about the instance, in O(1)
     remove: Sequence[int] = ()  # a chain's later keys before its earlier ones
     add: Sequence[int] = ()  # a chain's earlier keys before its later ones
     adapters: Sequence[str] = ()  # LoRA adapters that the engine announced
@@ -42,7 +42,7 @@ class Index(Protocol):
     """
 
     async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
-        """How many leading blocks of the chain each instance holds, by instance name; who holds none is absent."""
+        """How many leading blocks of the chain each instance holds, by name; an instance that holds none is absent."""
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """Write changes in order. Idempotent: adding a held key or removing an absent one changes nothing.
@@ -55,7 +55,7 @@ class Index(Protocol):
         """Names of LoRA adapters announced in the pool's events; may lag by some seconds, never blocks."""
 
     async def sizes(self, pool: str) -> Mapping[str, int]:
-        """Prompt blocks held, by instance name; who holds none is absent. For operators: may cost time.
+        """Prompt blocks held, by instance name; an instance that holds none is absent. For operators: may cost time.
 
         Of several writers of an instance the blocks are added up, though they may have some in common.
         """
@@ -73,7 +73,7 @@ class Index(Protocol):
         """This instance keeps a response under this id. For about `ttl_s` seconds, or as long as there is room."""
 
     async def recall(self, pool: str, response: str) -> str | None:
-        """The instance that keeps a response; None where nobody remembers."""
+        """The instance that keeps a response; None where it is not remembered."""
 
     async def close(self) -> None:
         """Release connections. No method may be called after it."""

@@ -1,7 +1,7 @@
-"""Answers of a match: from sets of holders to a dictionary of their names, without listing a system prompt's each time.
+"""Answers of a match: from sets of holders to a dictionary of their names. Large answers are kept.
 
 A prompt's first blocks are often held by all instances of a pool. Listing a thousand names costs more than all the rest
-of a match, and the next match lists the same ones: so big answers are kept and copied.
+of a match, and the next match lists the same ones, so large answers are kept and copied.
 """
 
 from __future__ import annotations

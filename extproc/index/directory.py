@@ -14,7 +14,7 @@ from extproc.index.answers import Answers
 
 ID_BYTES = 3  # 16 million incarnations in a pool's life; up to two of them a block cost what one does
 
-# Names kept at most. Instances come and go by the hundred a day in Kubernetes; beyond this the directory starts afresh.
+# Names kept at most. Instances come and go by the hundred a day in Kubernetes; beyond this it starts empty.
 MAX_NAMES = 65_536
 
 

@@ -19,10 +19,10 @@ from extproc.index.answers import Answers
 SHARDS = 1024
 SHIFT = 64 - 10
 
-# Masks kept for re-use. Few sets of holders are common; what exceeds this starts afresh.
+# Masks that are shared. Few sets of holders are common; beyond this number the table starts empty again.
 SHARED_MASKS = 4096
 
-MAX_RESPONSES = 100_000  # of a pool: about 20 MB, and hours of what people ask an engine to keep
+MAX_RESPONSES = 100_000  # of a pool: about 20 MB
 
 
 class Holders:
@@ -76,9 +76,9 @@ class Holders:
     def _explore(
         self, chain: Sequence[int], low: int, at_low: int, high: int, at_high: int, answers: list[tuple[int, int]]
     ) -> None:
-        """Note who holds block `low` but not block `high`, and up to where.
+        """Note which holders have block `low` but not block `high`, and how far each gets.
 
-        Who holds a block holds all before it, so where both ends have the same holders, nothing changes between them.
+        A holder of a block holds all before it, so where both ends have the same holders, nothing changes between them.
         """
         if at_low == at_high:
             return

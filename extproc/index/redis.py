@@ -1,7 +1,7 @@
 """The index that routers share: in one Redis, or a Redis Cluster, one hash a pool and a few atomic scripts.
 
-It owns the client's side of what `pool.lua` describes, and the sweeping. Whether Redis is there is `link.py`'s to
-know, what the ids in its answers mean `directory.py`'s, and whether our writes are still there `writes.py`'s.
+It owns the client's side of what `pool.lua` describes, and the sweeping. `link.py` knows whether Redis is
+there, `directory.py` what the ids in its answers mean, and `writes.py` whether our writes are still there.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from extproc.shared_state.script import Argument, Script
 
 _T = TypeVar("_T")
 
-# Part of every key's name. Routers of another layout ignore our keys, and theirs free themselves (RETENTION_S).
+# Part of every key's name. Routers of another layout ignore our keys, and their own expire (RETENTION_S).
 SCHEMA = 1
 
 CALL_BUDGET_S = 2.0  # of any call but a match: a round of writes, a report, a question of an operator
 REMEMBER_BUDGET_S = 0.25  # a client waits for its first token meanwhile, and Envoy for a second at most
 SLOTS = 4  # calls at a time for reading, and as many for writing, so that neither waits for the other
 
-# A holder that nobody wrote or reported for so long has left, and a pool likewise; its entries go.
+# A holder without a write or a report for so long has left, and a pool likewise; its entries are removed.
 RETENTION_S = 3600
 REPORT_LIFE_S = 5.0  # followers report every second; one that missed five has died
 

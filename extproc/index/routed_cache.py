@@ -1,4 +1,4 @@
-"""What a router remembers of what it sent where, in place of an engine's cache that sends no events (`source: routed`).
+"""A router's memory of what it sent where, in place of the events of an engine that sends none (`source: routed`).
 
 What it says is written to the index, so it accounts for every key of every instance. It knows prompts as chains of
 keys, and time as seconds.
@@ -42,13 +42,13 @@ class RoutedCache:
         return self._change(instance, add=added, remove=self._evict(sent, now))
 
     def expire(self, now: float) -> list[Change]:
-        """Forget what is too old. To be called every now and then; a second late is a second longer remembered."""
+        """Forget what is too old. Call it from time to time; a second late is a second longer remembered."""
         changes = [self._change(instance, remove=self._evict(sent, now)) for instance, sent in self._sent.items()]
         self._sent = {instance: sent for instance, sent in self._sent.items() if sent}
         return [change for change in changes if change.remove]
 
     def replay(self, instance: str) -> Change:
-        """Everything once more, for an index that lost it (`IndexLost`), or that is told of this instance first."""
+        """Everything again, for an index that lost it (`IndexLost`) or does not know this instance yet."""
         return self._change(instance, forget=True, add=list(reversed(self._sent.get(instance, {}))))
 
     def drop(self, instance: str) -> Change:

@@ -1,7 +1,7 @@
 """Writes to the index what the router itself sent where (`source: routed`), beside the request path.
 
-`note` is synchronous and bounded; a task writes. Where the index fails or falls behind, what waits is dropped and each
-instance is written anew from the router's own memory once the index answers again.
+`note` is synchronous and bounded; a task writes. Where the index fails or falls behind, what waits is dropped, and each
+instance is rewritten from the router's own memory once the index answers again.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from extproc.index.routed_cache import RoutedCache
 _log = logging.getLogger(__name__)
 
 # What an engine is taken to cache: 16,384 blocks of 256 bytes are about a million tokens, the local tier of a large
-# model on several GPUs. Too high a value costs a prefill where we expected a hit, too low a session that moves.
+# model on several GPUs. Too high a value costs a prefill where a hit was expected; too low a value moves a session.
 CAPACITY_BLOCKS = 16_384
 TTL_S = 600.0  # nine tenths of reuse come within 100 s (the paper); a tail of hours is not worth guessing at
 
@@ -35,7 +35,7 @@ class Recorder:
         self._index = index
         self._caches = {pool: RoutedCache(pool, CAPACITY_BLOCKS, TTL_S, writer=writer) for pool in pools}
         self._waiting: list[Change] = []
-        self._stale: set[tuple[str, str]] = set()  # pool, instance: to be written anew
+        self._stale: set[tuple[str, str]] = set()  # pool, instance: to be rewritten
         self._known: set[tuple[str, str]] = set()
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="recorder")

@@ -1,11 +1,11 @@
-"""Writes of one router to one pool in Redis: in few round trips, each once, and never on top of what is lost.
+"""Writes of one router to one pool in Redis: few round trips, each write once, never on top of what is lost.
 
-Followers write small changes by the thousand, each waiting for its own. While one round trip is under way, what they
-ask for meanwhile is collected and makes the next.
+Followers write thousands of small changes, and each waits for its own. What they ask for during one round trip is
+collected and makes the next.
 
-Every write carries the owner that its writer takes itself for, and a number that only rises (`apply.lua`). So a write
-runs once however often it was sent; one that Redis reads late (it was stopped, another connection was faster) is
-ignored; and a writer whose entries are gone or another's hears of it instead of building on them: after FLUSHALL, an
+Every write carries the name of its owner and a number that only rises (`apply.lua`). So a write runs once however often
+it was sent; one that Redis reads late (it was stopped, another connection was faster) is ignored; and a writer whose
+entries are gone, or now another's, is told so instead of adding to them: after FLUSHALL, an
 eviction, a restart from an old snapshot, a failover that dropped acknowledged writes, a takeover by another follower.
 """
 
@@ -43,7 +43,7 @@ class Author:
         return next(self._numbers)
 
     def owner(self, number: int) -> bytes:
-        """What this process is called in what it took possession of with this write."""
+        """The owner's name of what this write took possession of."""
         return self.name + number.to_bytes(8, "big")
 
 
@@ -117,7 +117,7 @@ class Writes:
         return lost
 
     async def close(self) -> None:
-        """Let what is under way come to its end."""
+        """Wait for what is under way."""
         if self._task is not None:
             await self._task
 

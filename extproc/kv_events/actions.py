@@ -1,6 +1,6 @@
-"""The vocabulary of continuity: the states of a connection, what may happen in them, and what is to be done about it.
+"""The vocabulary of continuity: the states of a connection, what may happen in them, and the actions that follow.
 
-Values only. `numbering.py` tells which input a batch is, `continuity.py` holds the table.
+Values only. `numbering.py` says which input a batch is, `continuity.py` holds the table.
 """
 
 from __future__ import annotations

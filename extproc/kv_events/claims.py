@@ -1,6 +1,6 @@
 """What of a mirrored cache counts as held: prompt-block keys, each while some usable engine block completes it. Pure.
 
-`mirror.py` says which blocks came and which left; here stands what follows from it. Of every run:
+`mirror.py` says which blocks came and which left; this module says what follows. Of every run:
 - `reach`: how many of its leading blocks are held without a hole since the prompt began, by all groups that keep whole
   prompts. What hangs behind a hole is unreachable, and returns when the hole is filled.
 - `claim`: how many of them, at most `reach`, count. Without groups that look back (`groups.py`) it is `reach`; with

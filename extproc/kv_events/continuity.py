@@ -8,7 +8,7 @@ same, a restart if not), and a smaller one (a restart).
 
 `exact` means: every batch since the cache was empty has been applied. It is reached by a replay that starts at 0, by
 hearing batch 0, or by an event that clears the cache; it is lost with any batch that cannot be had. What is applied
-without it is part of the truth (`mirror.py`), so it is worth having.
+without it is still true, though not the whole truth (`mirror.py`), so it is applied.
 """
 
 from __future__ import annotations
@@ -79,7 +79,7 @@ class Continuity:
         return self._step(Input.TIMEOUT, 0, b"", now)
 
     def lost(self, sequence: int) -> None:
-        """The batch of this number could not be applied, and all is forgotten. Asked again, it would be the same."""
+        """The batch of this number could not be applied, and all is forgotten. A replay would bring the same batch."""
         if sequence >= self._since:
             self._exact = False
 
@@ -256,7 +256,7 @@ class Continuity:
         return action
 
     def _start_over(self, now: float) -> list[Action]:
-        """After forgetting: from the first batch, or where there is no replay from whatever comes."""
+        """After forgetting: from the first batch, or without a replay from the next that comes."""
         self._since = 0
         if self._can_replay:
             self._exact = True
@@ -281,7 +281,7 @@ class Continuity:
         return [self._take(sequence, payload) for sequence, payload in self._numbers.release()]
 
     def _give_up(self, now: float) -> list[Action]:
-        """Nobody answers, or not with what is missing: go on with what is heard, and ask again later."""
+        """No answer, or not what is missing: continue with what is heard, and ask again later."""
         actions: list[Action] = [Forget()] if self._purpose is Purpose.START else [Closed("forgotten"), Forget()]
         self._exact = False
         expected: int | None = None

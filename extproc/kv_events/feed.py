@@ -1,8 +1,8 @@
-"""One instance's events, from the frames that were heard to what the index must be told. Sans-I/O.
+"""One instance's events, from the frames that were heard to the changes for the index. Sans-I/O.
 
 It ties the pure parts together: frames -> `continuity.py` (what is missing) -> an engine's adapter -> `mirror.py` (what
-is held). Work is kept in small steps, so that a shell can stop between any two; what is to be counted and said is kept
-until the shell takes it.
+is held). Work is done in small steps, so that a shell can stop between any two. What is to be counted and logged is
+kept until the shell takes it.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Feed:
         try:
             sequence, payload = frames.published(message)
         except UnusableEvents as error:
-            self._complain(error)  # had it a number, that number will be missed
+            self._complain(error)  # if it had a number, that number will be missed
             return
         self._todo += self._continuity.live(sequence, payload, now)
 

@@ -61,8 +61,8 @@ class Follower:
     def follow(self, instances: Sequence[Instance], handed_over: Collection[str] = ()) -> None:
         """Follow exactly these from now on; those without `kv_events` are skipped.
 
-        One that is left out is forgotten in the index, unless its name is in `handed_over`: then another process
-        follows it, and what the index says of it is that one's.
+        An instance that is left out is forgotten in the index, unless its name is in `handed_over`: another process then
+        follows it and owns its entries.
         """
         wanted = {instance.name: instance for instance in instances if instance.kv_events is not None}
         for name, line in list(self._lines.items()):
@@ -82,7 +82,7 @@ class Follower:
         return {name: line.report for name, line in self._lines.items()}
 
     async def close(self) -> None:
-        """Stop. What the index says of the instances stays."""
+        """Stop. The entries of the instances stay in the index."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)

@@ -2,7 +2,7 @@
 
 Full-attention, MLA and sink groups keep whole prompts: a hit needs all of its blocks in every one of them. One such
 group is the *trunk*, whose events shape the forest. Sliding-window and state-space groups keep only the last blocks of
-a prompt: a hit needs there, before the boundary where it ends, as many blocks as the group looks back on.
+a prompt: a hit needs as many blocks before the boundary where it ends as the group looks back on.
 
 Limits, all on the side of no hit: models without a group that keeps whole prompts, groups with blocks of another size
 than the trunk's, chunked local attention, hybrid models on vLLM 0.21, which numbers groups but does not say their kind.

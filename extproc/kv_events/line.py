@@ -1,10 +1,10 @@
-"""Following one instance: its sockets, the feed that reads them, and the index that is told what changed.
+"""Following one instance: its sockets, the feed that reads them, and the index that gets the changes.
 
 It moves bytes; `feed.py` says what they mean. What it guards:
 
 - Decisions may share the loop. All instances of a pool take turns in slices of `SLICE` seconds.
-- The index may be slow, away or emptied. Then the mirror goes on, changes are dropped, and when the index is back
-  everything that the mirror holds is written again; until then the instance is `unknown`.
+- The index may be slow, away or emptied. Then the mirror goes on and changes are dropped. When the index is
+  back, everything that the mirror holds is rewritten; until then the instance is `unknown`.
 - Nothing ends the following of an instance. What cannot be used is counted, and logged once for each cause; a bug is
   logged, and the instance begins anew.
 """
@@ -26,7 +26,7 @@ from extproc.kv_events.telemetry import Telemetry
 
 SLICE = 0.002  # seconds of work until others get their turn
 INDEX_RETRY = 1.0  # seconds until an index that failed is tried again
-KEYS_AT_ONCE = 4096  # when everything is written to the index
+KEYS_AT_ONCE = 4096  # when everything is rewritten
 RESTART = 1.0  # seconds until a line begins anew after a bug, doubled each time
 LONGEST_RESTART = 60.0
 
@@ -69,7 +69,7 @@ class Line:
         return EventReport(known, self._feed.sequence, self._feed.lag)
 
     def tell_all(self) -> None:
-        """The index does not have what the mirror holds, or we do not know: write everything again."""
+        """The index may not have what the mirror holds: rewrite everything."""
         self._untold = True
         self._tell_at = self._setup.clock()
         self._woken.set()
@@ -109,7 +109,7 @@ class Line:
                 await self._sockets.readable(self._woken, self._idle_time())
 
     def _work(self, until: float) -> bool:
-        """Receive and apply until then; whether there may be more."""
+        """Receive and apply until then. Returns whether there may be more."""
         feed = self._feed
         while (now := self._setup.clock()) < until:
             if feed.step(self._setup.wall_clock()):

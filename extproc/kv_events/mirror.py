@@ -12,7 +12,7 @@ What is usable:
 - Every group that keeps whole prompts must hold the block (`groups.py`). Where other groups keep only the last
   blocks, a prompt is usable up to its last boundary that they can go on from. Shorter prefixes then count as held too,
   because an index bisects: a prompt that leaves the chain before that boundary is overestimated until the engine has
-  computed it, once. The whole truth would need an index with holes.
+  computed it, once. To avoid that, the index would need to allow holes.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, Unu
 from extproc.kv_events.groups import Groups
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
-# that stores more only ever stores.
+# that seems to hold more does not report what it removes.
 MEMORY = 1 << 30  # bytes
 ADAPTERS = 4096  # names remembered of one engine; later ones are not announced
 
@@ -75,7 +75,7 @@ class Mirror:
         return self._adapters.keys()
 
     def forget(self) -> None:
-        """Hold nothing: what is known of the engine may be true no more."""
+        """Hold nothing: what is known of the engine may no longer be true."""
         self._groups = Groups()
         self._clear()
 

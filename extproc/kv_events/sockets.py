@@ -18,7 +18,7 @@ from zmq.utils.monitor import parse_monitor_message
 MESSAGES = 64  # that wait in a socket of ours; the engine's own queue holds a hundred thousand more
 REPLAYED_MESSAGES = 10_000  # a ROUTER drops what its peer does not take: let a whole replay come at once
 LARGEST_MESSAGE = 64 * 1024 * 1024  # bytes; ZMQ ends a connection that sends more
-HEARTBEAT_MS = 5000  # a peer that is silent three times so long is gone, although TCP does not say so
+HEARTBEAT_MS = 5000  # a peer that is silent three times so long is gone, though TCP has not noticed
 LONGEST_RECONNECT_MS = 1000  # between attempts to connect
 
 _BOUND = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
@@ -27,7 +27,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class SocketError(Exception):
-    """A socket could not be opened or used: an address that is none, a port that is taken, no descriptors left."""
+    """A socket could not be opened or used: a malformed address, a port that is taken, no descriptors left."""
 
 
 def new_context() -> Context:

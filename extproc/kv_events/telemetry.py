@@ -1,6 +1,6 @@
 """What operators see of one instance's events: metrics, and a log line for each cause of trouble, once.
 
-It reads what a feed counted and takes it away. It knows no socket and decides nothing.
+It takes what a feed has counted. It knows no socket and decides nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Telemetry:
             _log.warning("events of %s, pool %s: %s (said once)", self._instance, self._pool, detail)
 
     def bug(self) -> None:
-        """An exception that nobody foresaw is being handled."""
+        """An unexpected exception is being handled."""
         metrics.EXCEPTIONS.labels("events").inc()
         _log.exception("a bug in following %s of pool %s; it begins anew", self._instance, self._pool)
 

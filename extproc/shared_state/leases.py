@@ -17,7 +17,7 @@ from extproc.shared_state.link import Link
 from extproc.shared_state.redis_url import parse
 from extproc.shared_state.script import Argument, Script
 
-SCHEMA = 1  # of the leases, part of their key: followers of another one are strangers
+SCHEMA = 1  # of the leases, part of their key: followers of another version are ignored
 
 RENEW_S = 0.75  # how often a follower calls `Leases.renew`
 LEASE_S = 2.5  # two renewals may fail; with the next follower's renewal, a takeover takes 3.25 s at most
@@ -40,8 +40,8 @@ _NONE = _Held(frozenset(), frozenset(), 0, frozenset())
 class Leases:
     """Which instances' events this replica follows: each is held by one replica at a time, about as many by each.
 
-    A replica that hangs, or does not reach Redis, may follow on beside its successor until it hears of it; the index
-    then refuses its writes (`IndexLost`), or its successor's, which writes everything again.
+    A replica that hangs, or does not reach Redis, may follow on beside its successor until it knows; the index then
+    refuses the writes of one of the two (`IndexLost`), which then rewrites everything.
     """
 
     def __init__(self, client: Client, replica: str, *, namespace: str) -> None:
@@ -80,7 +80,7 @@ class Leases:
         return held
 
     async def close(self) -> None:
-        """Give everything back, so that others need not wait for it, and disconnect."""
+        """Give all leases back, so that others need not wait for them, and disconnect."""
         for pool in self._pools:
             call = partial(_RELEASE.run, keys_and_arguments=[self._key(pool), self._replica])
             with suppress(IndexUnavailable):

@@ -1,4 +1,4 @@
-"""Calls of one Redis behind time budgets: fails fast while it is away, comes back alone, raises one error.
+"""Calls to one Redis within time budgets: they fail fast while it is away, and recover by themselves; one error.
 
 It owns the judgement whether Redis is there. It knows nothing of what is stored: `index/redis.py`, `leases.py` and
 `load_exchange.py` do.
@@ -23,8 +23,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 PROBE_S = 0.25  # between two looks whether Redis is back
-# Failing for so long without any success means that Redis is away. A shorter hiccup (a fork, a failover within a
-# proxy) costs the calls that it hits and no others: a decision without the index costs an engine a whole prefill.
+# Failing for so long without any success means that Redis is away. A shorter break (a fork, a failover within a
+# proxy) fails the calls that it hits and no others: a decision without the index costs an engine a whole prefill.
 PATIENCE_S = 0.25
 
 
@@ -149,9 +149,9 @@ _OUTAGES = _Outages()
 
 
 class _Budget:
-    """`asyncio.timeout` that does not hold it against Redis when this process itself was busy as the time ran out.
+    """`asyncio.timeout` that does not blame Redis when this process itself was busy as the time ran out.
 
-    Then the answer may have long arrived, so the call gets a moment more to pick it up.
+    Then the answer may have arrived long ago, so the call gets a moment more to take it.
     """
 
     def __init__(self, budget_s: float) -> None:
@@ -178,7 +178,7 @@ class _Budget:
 
 
 def _why(error: BaseException) -> str:
-    """What redis-py wraps, in few words."""
+    """The cause that redis-py wraps, in few words."""
     cause = error.__cause__ or error.__context__ or error
     if isinstance(cause, socket.gaierror):
         return "its name does not resolve"

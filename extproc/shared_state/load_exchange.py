@@ -1,7 +1,7 @@
-"""What router replicas tell each other through Redis of their loads: the requests that each has in flight.
+"""What router replicas tell each other through Redis about their loads: the requests that each has in flight.
 
 It owns the exchange of loads; it knows neither events nor policies. Nothing here raises while Redis is away: peers fall
-silent and are dropped, and come back alone.
+silent and are dropped, and come back by themselves.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from extproc.shared_state.redis_url import parse
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = 1  # of the messages, part of their channel's name: routers of another one are strangers
+SCHEMA = 1  # of the messages, part of their channel's name: routers of another version are ignored
 
-TICK_S = 0.005  # between two messages; what two routers decide within it, they decide without each other
-ALONE_S = 0.1  # between two looks whether there is somebody to talk to
-WHOLE_S = 1.0  # between two complete messages, which repair lost ones and say that we live
+TICK_S = 0.005  # between two messages; what two routers decide within this time, they decide without each other
+ALONE_S = 0.1  # between two looks whether there is a peer
+WHOLE_S = 1.0  # between two complete messages, which repair lost ones and show that we live
 RETRY_S = 0.25  # between two attempts to reach Redis
 SILENCE_S = 3.0  # after which a peer is taken for dead
 MAX_PEERS = 256

@@ -1,4 +1,4 @@
-"""The URL of a shared index: what of it is redis-py's, what is ours, and what of it may be logged.
+"""The URL of a shared index: which parts are redis-py's, which are ours, and what of it may be logged.
 
 It knows neither connections nor what is stored.
 """
