@@ -61,8 +61,8 @@ class Follower:
     def follow(self, instances: Sequence[Instance], handed_over: Collection[str] = ()) -> None:
         """Follow exactly these from now on; those without `kv_events` are skipped.
 
-        An instance that is left out is forgotten in the index. One whose name is in `handed_over` is not: another process
-        follows it, and owns its entries.
+        An instance that is left out is forgotten in the index. One whose name is in `handed_over` is not: another
+        process follows it, and owns its entries.
         """
         wanted = {instance.name: instance for instance in instances if instance.kv_events is not None}
         for name, line in list(self._lines.items()):
