@@ -1,7 +1,7 @@
-"""Why a request goes where it goes: one decision made for show, with everything that went into it.
+"""Why a request goes where it goes: one decision that sends nothing, with everything that it was made from.
 
 It asks the router itself, with a pool that notes nothing, and gives the load back at once: no count, no cursor and no
-speculation changes. Nothing of a prompt is shown but lengths. Refuses to know HTTP (`http.py`) and the terminal.
+speculation changes. Of a prompt only lengths are shown. Refuses to know HTTP (`http.py`) and the terminal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _GUARDED = "smetric"
 class Guard:
     """One of SMetric's questions about the instance with the longest hit."""
 
-    reason: str  # of a decision that it objects to
+    reason: str  # of a decision that this guard changes
     passes: bool
     arithmetic: str
 
@@ -63,7 +63,7 @@ class Explanation:
     choice: str | None = None
     prefill: str | None = None
     reason: str = ""
-    refusal: str | None = None  # what the client would be told where nobody can serve it
+    refusal: str | None = None  # what the client would be told where no instance can serve it
 
     def text(self) -> str:
         """For people, line by line."""
@@ -100,7 +100,7 @@ class Explanation:
 
 
 class _Silent(Speculation):
-    """What is speculated of a pool, without noting anything."""
+    """A pool's speculation, without noting anything."""
 
     def __init__(self, speculation: Speculation) -> None:
         super().__init__()

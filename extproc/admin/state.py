@@ -1,4 +1,4 @@
-"""What `/debug/state` shows: each pool, each of its instances, what is cached and in flight there.
+"""What `/debug/state` shows: each pool and its instances, with what each has cached and in flight.
 
 The gauges say the same as the page, because one reading feeds both. Refuses to know HTTP (`http.py`) and to decide.
 """

@@ -1,4 +1,4 @@
-"""Looks now and then whether prompts match caches at all, and says loudly where they do not."""
+"""Looks regularly whether prompts match caches at all; an error in the log and a metric say where they do not."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from extproc.routing.pools.pool import Pool
 _log = logging.getLogger(__name__)
 
 LOOK_S = 10.0  # between two looks
-AGAIN_S = 300.0  # until the same complaint is repeated
+AGAIN_S = 300.0  # until the same error is logged again
 
 
 async def watch(pools: Collection[Pool], index: Index) -> None:

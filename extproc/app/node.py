@@ -61,7 +61,7 @@ class Node:
             exchange = LoadExchange.from_url(options.index, replica, self.loads, list(self.pools))
             self._tasks.append(asyncio.create_task(exchange.run(), name="loads of other routers"))
             for pool in self.pools.values():
-                pool.cursor = secrets.randbits(16)  # routers that start together must not take turns in step
+                pool.cursor = secrets.randbits(16)  # routers that start together must not choose in step
         self._discovery = Discovery(settings, self._changed)
         explained = options.metrics.local or options.debug_explain
         self._explainer = Explainer(self.router, self.loads, self.pools, settings.default)
@@ -106,7 +106,7 @@ class Node:
         return (await self._explainer.answer(about, body, now=time.monotonic())).json()
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
-        """DNS or EDS says who is in a pool."""
+        """DNS or EDS has found the instances of a pool."""
         left = {instance.name for instance in self.pools[name].instances} - {instance.name for instance in instances}
         self.pools[name].instances = instances
         for gone in left:

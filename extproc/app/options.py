@@ -1,4 +1,4 @@
-"""What the command line says to a process that serves or follows. Imports nothing that a command line need wait for."""
+"""What the command line says to a process that serves or follows. Imports nothing slow."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Options:
     tls_self_signed: bool = False
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
-    replica: str = ""  # whom this process succeeds: what that one followed is taken over at once
+    replica: str = ""  # name of the process that this one replaces: it takes over at once what that one followed
 
     @property
     def shared(self) -> bool:

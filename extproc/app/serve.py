@@ -76,7 +76,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         for one in (probes, server):
             await one.start()
         gc.collect()
-        gc.freeze()  # vocabularies and types stay for good: no later collection need look at them
+        gc.freeze()  # vocabularies and types stay for ever: no later collection needs to look at them
         await health.set(ready=True)
         names, secured = ", ".join(node.pools), "TLS" if certificates else "plaintext"
         index = without_secrets(options.index)

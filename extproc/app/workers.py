@@ -1,7 +1,7 @@
 """The processes of one `serve`: this one, more workers on ports of their own, and one that follows the engines' events.
 
-With `memory://` everything is this process. With Redis the events, ten thousand a second, are followed by a child, so
-that they never delay a decision. A child that dies is started again; children stop when this process does, however it
+With `memory://` everything is this process. With Redis a child follows the events, so that they never delay
+a decision. A child that dies is started again; children stop when this process does, however it
 ends, because their standard input closes with it.
 """
 
@@ -20,8 +20,8 @@ from extproc.config import Settings
 
 _log = logging.getLogger(__name__)
 
-STRIDE = 10  # from one worker's ports to the next one's: the defaults 9002, 9003 and 9090 never meet
-KILL_AFTER_S = 5.0  # beyond the drain, a child that still lives hangs
+STRIDE = 10  # from one worker's ports to the next one's: the defaults 9002, 9003 and 9090 never collide
+KILL_AFTER_S = 5.0  # after the drain; a child that still runs then hangs
 RESTART_S = 1.0  # between two starts of a child, so that a broken one does not spin
 
 
@@ -92,7 +92,7 @@ def _next(address: Address, number: int) -> Address:
 
 
 async def _keep_running(command: Sequence[str], stop: asyncio.Event, patience_s: float) -> None:
-    """Run a child until `stop`; then close its standard input, which is how it hears of it, and wait for its drain.
+    """Run a child until `stop`; then close its standard input, which tells it to stop, and wait for its drain.
 
     One that has not ended `patience_s` seconds later hangs, and is killed.
     """

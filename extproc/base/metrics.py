@@ -132,6 +132,6 @@ _OF_INSTANCES = (
 
 
 def forget_instance(pool: str, instance: str) -> None:
-    """Drop the series of an instance that left: pods come and go, and a scrape must not grow with all of them."""
+    """Drop the series of an instance that left: pods come and go, and a scrape must not grow with their number."""
     for metric in _OF_INSTANCES:
         metric.remove_by_labels({"pool": pool, "instance": instance})

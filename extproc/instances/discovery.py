@@ -1,6 +1,6 @@
 """From configured endpoints to instances, and following them: once for STATIC, by DNS, or through an EDS file.
 
-Mirrors what Envoy does with the same cluster, since a host that Envoy does not know is ignored: which addresses of a
+It does what Envoy does with the same cluster, since Envoy ignores a host that it does not know: which addresses of a
 name count, that a name which does not exist has none, and that a resolver which fails changes nothing.
 """
 
@@ -137,7 +137,7 @@ class _Dns(_Watcher):
         except OSError as failure:
             self._report(host, f"the resolver failed: {failure}")
         else:
-            # In one order, however the resolver turns them around.
+            # In one order, however the resolver rotates them.
             self._addresses[host] = sorted(set(_family(addresses, self.pool.dns_family)), key=lambda a: (a.version, a))
             self._report(host, "" if self._addresses[host] else "it has no address")
 

@@ -1,8 +1,8 @@
-"""The HTTP edge of active health checks: asks every host what Envoy asks it, since `override_host` does not care.
+"""The HTTP edge of active health checks: asks every host what Envoy asks it, since `override_host` ignores the result.
 
 Envoy sends a request to the host that we name, healthy or not. A sick host is idle, and so the first choice of every
-policy that balances; here its checks keep it out of the choice. Nothing that a host answers can hurt, and each check
-costs at most its time-out. Every process that decides polls by itself.
+policy that balances; here its checks keep it out of the choice. No answer of a host can do harm, and each check
+costs at most its time-out. Every process that decides asks by itself.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from extproc.routing.pools.pool import Pool
 _log = logging.getLogger(__name__)
 
 CONCURRENCY = 64  # checks of one pool at a time
-MIN_INTERVAL_S = 0.1  # an operator's slip must not become a flood
-# Of the interval, in both directions: processes that start together shall not ask together for ever.
+MIN_INTERVAL_S = 0.1  # a mistake in the YAML must not become a flood
+# Of the interval, in both directions: processes that start together must not ask together for ever.
 JITTER = 0.1
 
 
@@ -30,7 +30,7 @@ class HealthChecker:
     """Keeps `Pool.unhealthy` up to date, for the pools that have a check."""
 
     def __init__(self, pools: Mapping[str, Pool], checks: Mapping[str, HealthCheck]) -> None:
-        """`checks` by the name of the pool. Asks nobody before `start`."""
+        """`checks` by the name of the pool. Asks no host before `start`."""
         self._pools = [_Checked(pools[name], check) for name, check in checks.items()]
         self._session: aiohttp.ClientSession | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -39,7 +39,7 @@ class HealthChecker:
         """Ask again and again, until `close`."""
         if self._pools:
             self._session = aiohttp.ClientSession(
-                # A connection for each check: an engine may close a kept one at any moment, which is no sickness.
+                # A connection for each check: an engine may close a kept one at any moment, which is no failure.
                 connector=aiohttp.TCPConnector(limit=0, force_close=True),
                 cookie_jar=aiohttp.DummyCookieJar(),
             )
@@ -92,7 +92,7 @@ class _Checked:
         try:
             async with asyncio.timeout(check.timeout_s):
                 url, headers = f"http://{host}{check.path}", {"host": check.host}
-                # Where a redirect leads says nothing of this host.
+                # Where a redirect leads says nothing about this host.
                 async with session.get(url, headers=headers, allow_redirects=False) as answer:
                     passed = any(answer.status in statuses for statuses in check.statuses)
                     return Result.PASSED if passed else Result.REFUSED, f"status {answer.status}"

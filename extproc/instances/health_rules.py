@@ -1,6 +1,6 @@
 """Which hosts of a pool are healthy, by the rules of Envoy's active health checks. `health_checks.py` asks the hosts.
 
-Unlike in Envoy a host counts as healthy until a check says otherwise: a restart of ours must not empty a pool.
+Unlike in Envoy, a host counts as healthy until a check says otherwise: a restart of the router must not empty a pool.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ class Health:
     """The hosts of one pool, by address. `unhealthy` is one set for as long as this object lives."""
 
     def __init__(self, unhealthy_threshold: int, healthy_threshold: int) -> None:
-        """Thresholds: how many checks in a row change a host's side."""
+        """Thresholds: after how many checks in a row a host changes from healthy to unhealthy, and back."""
         self.unhealthy: set[str] = set()
         self._unhealthy_threshold = unhealthy_threshold
         self._healthy_threshold = healthy_threshold
-        self._streaks: dict[str, int] = {}  # checks in a row that speak against the side where the host is
+        self._streaks: dict[str, int] = {}  # checks in a row that say the opposite of what the host counts as
 
     def note(self, address: str, result: Result) -> bool:
-        """Whether the host changed its side by this check."""
+        """Note a check. Returns whether it changed the host from healthy to unhealthy, or back."""
         sick, passed = address in self.unhealthy, result is Result.PASSED
         if sick is not passed:
             self._streaks.pop(address, None)
