@@ -89,7 +89,6 @@ ELSEWHERE: Final = {
         "extproc/kv_events/block_tree.py",
     ],
     "tests/extproc/prompts/test_renderer.py (against prompts that vLLM rendered)": [
-        "extproc/prompts/history.py",
         "extproc/prompts/message_shapes.py",
         "extproc/prompts/reply_marks.py",
         "extproc/prompts/template_probes.py",

@@ -13,14 +13,14 @@ from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Protocol
 
 from extproc.base.errors import RenderError
 from extproc.base.model import Prompt, Request
-from extproc.prompts import message_shapes, template, template_probes
-from extproc.prompts.history import Progress
+from extproc.prompts import history, message_shapes, template, template_probes
+from extproc.prompts.history import agreement
 from extproc.prompts.template import ChatTemplate, Clock
 from extproc.prompts.tokenizer.files import TokenizerFiles
 from extproc.prompts.tokenizer.normalizer import Normalizer
@@ -62,6 +62,11 @@ class Renderer:
         self._normalizer = normalizer
         self._named_tokens = named_tokens
         self._vocabulary = vocabulary
+        self._writing_ahead = {
+            name
+            for name, chosen in templates.items()
+            if template_probes.writes_ahead(partial(self._looks_ahead, chosen))
+        }
         self._system_first = template_probes.wants_system_first(template.source for template in templates.values())
         self._marks = template_probes.marks(self._render_for_probe)
 
@@ -92,14 +97,13 @@ class Renderer:
             return self._given(request.prompt, special_tokens=request.add_special_tokens)
         if request.anthropic:
             request = self._for_anthropic(request)
-        chosen = self._templates["default"]
-        if request.tools is not None:
-            chosen = self._templates.get("tool_use", chosen)
-        text, history = self._text(request, chosen, request.messages)
+        name = "tool_use" if request.tools is not None and "tool_use" in self._templates else "default"
+        chosen = self._templates[name]
+        text, end = self._text(request, chosen, request.messages, ahead=name in self._writing_ahead)
         matchable = len(text)
         marked = message_shapes.marked_media(request.messages, in_place=chosen.wants_parts)
         if marked is not None:
-            matchable = _agreement(text, self._text(request, chosen, marked)[0])
+            matchable = agreement(text, self._text(request, chosen, marked)[0])
         before, after = self._normalizer.around if request.add_special_tokens else (b"", b"")
         data = before + self._normalizer(text) + after
 
@@ -108,7 +112,7 @@ class Renderer:
             rest = self._normalizer(text[place:]) + after if place < len(text) else b""
             return max(0, len(data) - len(rest))
 
-        return Prompt(data, history=offset(history) if request.turn else 0, matchable=offset(matchable))
+        return Prompt(data, history=offset(end) if request.turn else 0, matchable=offset(matchable))
 
     def _given(self, given: str | Sequence[int], *, special_tokens: bool) -> Prompt:
         """A prompt that came without messages: to ids nothing is added, and the replies in it have to be looked for."""
@@ -117,8 +121,8 @@ class Renderer:
             data = before + self._normalizer(given) + after
         else:
             data = self._vocabulary.decode(given)
-        replies, history = self._marks.find(data)
-        return Prompt(data, history, matchable=len(data), replies=replies)
+        replies, end = self._marks.find(data)
+        return Prompt(data, end, matchable=len(data), replies=replies)
 
     def _for_anthropic(self, request: Request) -> Request:
         """What vLLM does to a request of /v1/messages after it has tried what the template can take."""
@@ -139,8 +143,25 @@ class Renderer:
         except Exception:  # a template may raise anything
             return None
 
-    def _text(self, request: Request, chosen: ChatTemplate, messages: Sequence[Message]) -> tuple[str, int]:
-        """The text of a prompt, and how many of its characters are history."""
+    def _text(
+        self, request: Request, chosen: ChatTemplate, messages: Sequence[Message], *, ahead: bool = False
+    ) -> tuple[str, int]:
+        """The text of a prompt, and how many of its characters are history. See `history.render`."""
+        shaped, run = self._prepared(request, chosen, messages)
+        text, end = history.render(run, shaped, ahead=ahead)
+        if request.continue_final_message:
+            text = message_shapes.closed(text)
+        return text, min(end, len(text))
+
+    def _looks_ahead(self, chosen: ChatTemplate, request: Request) -> bool:
+        """See `history.writes_ahead`."""
+        shaped, run = self._prepared(request, chosen, request.messages)
+        return history.writes_ahead(run, shaped)
+
+    def _prepared(
+        self, request: Request, chosen: ChatTemplate, messages: Sequence[Message]
+    ) -> tuple[Sequence[Message], history.Run]:
+        """The messages in the template's form, and what renders such messages."""
         messages = (message_shapes.with_parts if chosen.wants_parts else message_shapes.with_strings)(messages)
         if not chosen.names_developer:
             messages = message_shapes.without_developer(messages)
@@ -156,21 +177,11 @@ class Renderer:
             "add_generation_prompt": request.add_generation_prompt,
         }
         limit = _GROWTH * request.size + _SLACK
-        reply = next((i for i in reversed(range(len(messages))) if messages[i]["role"] == "assistant"), -1)
-        if reply in (-1, len(messages) - 1):
-            text = chosen.run({**variables, "messages": messages}, limit)
-            history = len(text)
-        else:
-            progress = Progress(messages, reply)
-            text = chosen.run({**variables, "messages": progress.messages}, limit, progress.fragments)
-            found = progress.history()
-            if found is None:
-                other = chosen.run({**variables, "messages": message_shapes.marked_after(messages, reply)}, limit)
-                found = _agreement(text, other)
-            history = found
-        if request.continue_final_message:
-            text = message_shapes.closed(text)
-        return text, min(history, len(text))
+
+        def run(shaped: Sequence[Message], fragments: list[str]) -> str:
+            return chosen.run({**variables, "messages": shaped}, limit, fragments)
+
+        return messages, run
 
 
 class PlainRenderer:
@@ -193,7 +204,7 @@ class PlainRenderer:
             data = given.encode() if isinstance(given, str) else array("q", given).tobytes()
             return Prompt(data, history=0, matchable=len(data))
         pieces = [_dump(tool) for tool in request.tools or ()]
-        history = 0
+        replied = 0
         media: int | None = None
         for message in request.messages:
             content = message["content"]
@@ -204,26 +215,14 @@ class PlainRenderer:
                 pieces.append((part.get("text") or part["type"]).encode())
             pieces += map(_dump, message.get("tool_calls") or ())
             if message["role"] == "assistant":
-                history = len(pieces)
+                replied = len(pieces)
         data = b"".join(piece + _END for piece in pieces)
 
         def size(count: int) -> int:
             return sum(map(len, pieces[:count])) + count * len(_END)
 
-        return Prompt(data, history=size(history), matchable=len(data) if media is None else size(media))
+        return Prompt(data, history=size(replied), matchable=len(data) if media is None else size(media))
 
 
 def _dump(value: Any) -> bytes:
     return _ENCODER.encode(value).encode()
-
-
-def _agreement(one: str, other: str) -> int:
-    """How many characters two texts share from the beginning."""
-    low, high = 0, min(len(one), len(other))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low

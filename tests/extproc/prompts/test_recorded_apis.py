@@ -383,24 +383,6 @@ def test_what_refers_to_a_stored_response_says_so() -> None:
     assert (request.previous_response, request.stored) == ("resp_1", False)
 
 
-@pytest.mark.parametrize(
-    ("path", "name"),
-    [
-        ("/v1/responses/resp_1", "resp_1"),
-        ("/v1/responses/resp_1/cancel", "resp_1"),
-        ("/v1/responses/resp_1?stream=true", "resp_1"),
-        ("/v1/responses/", None),
-        ("/v1/responses", None),
-        ("/v1/responses/" + "x" * 1000, None),
-        ("/x/v1/responses/resp_1", None),
-        ("/v1/chat/completions", None),
-    ],
-)
-def test_paths_about_a_response_name_it(path: str, name: str | None) -> None:
-    """Reading and cancelling a response concerns the engine that keeps it."""
-    assert responses.named_in(path) == name
-
-
 def test_ids_of_recorded_responses_are_found() -> None:
     """vLLM's own answers, whole, give their id in the first bytes."""
     seen = 0
