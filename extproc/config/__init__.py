@@ -11,12 +11,12 @@
     standalone   a file of pools alone, where a gateway writes the rest
     checks/      the traps, one function each
     report       problems, and what was understood, as text
-    settings     what all of it comes to
+    settings     the result
 
 Nothing here listens, connects or resolves; `instances/discovery.py` does that with the settings.
 
-Who has settings need not wait for what reads them: this face imports the readers, of which Envoy's types alone take
-longer than most of the product, when something is read.
+Importing this package is cheap: it imports the readers when something is read, because Envoy's types alone take longer
+to import than most of the product.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def load(path: Path) -> Settings:
 
 
 def inspect(path: Path) -> Report:
-    """All that can be said of an Envoy YAML: its settings, unless there are errors, and every problem.
+    """An Envoy YAML's settings, unless there are errors, and every problem.
 
     Raises OSError where the file cannot be read, and nothing else.
     """

@@ -49,7 +49,7 @@ def _without_validators() -> Iterator[None]:
 
 
 with _without_validators(), warnings.catch_warnings():
-    warnings.simplefilter("ignore")  # its use of pydantic is deprecated, which is no news to an operator
+    warnings.simplefilter("ignore")  # its use of pydantic is deprecated; an operator can do nothing about that
     from envoy_data_plane.envoy.config.cluster.v3 import (
         CircuitBreakersThresholds,
         Cluster,

@@ -1,7 +1,7 @@
 """Values of a YAML as the fields of Envoy's messages read them, by each field's type on the wire.
 
 It reads as generously as Envoy does (measured on Envoy 1.40): numbers and booleans may be quoted, an enum's name may be
-in any case, a single value may stand for a list of one, and a null is as good as nothing. What Envoy refuses is refused
+in any case, a single value may stand for a list of one, and a null counts as absent. What Envoy refuses is refused
 here. Knows how betterproto2 describes a field, and no message of Envoy's.
 """
 

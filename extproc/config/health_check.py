@@ -13,7 +13,7 @@ from extproc.config.report import Problem, warning
 from extproc.config.settings import HealthCheck
 
 _OK: Final = range(200, 201)  # what Envoy expects where nothing is written
-# What would make our check another one than Envoy's, by where it stands.
+# Settings that would make our check differ from Envoy's, by their place.
 _CLUSTER: Final = ("transport_socket", "transport_socket_matches")
 _ENDPOINT: Final = ("health_check_config",)
 _CHECK: Final = ("alt_port", "tls_options", "transport_socket_match_criteria")
@@ -51,7 +51,7 @@ def health_check(cluster: Node, problems: list[Problem]) -> HealthCheck | None:
 
 
 def _strange(cluster: Node, check: Node, http: Node | None) -> Node | None:
-    """What keeps us from repeating the check."""
+    """The settings that keep us from repeating the check."""
     endpoints = cluster.every("load_assignment", "endpoints", "lb_endpoints", "endpoint")
     places = [(cluster, _CLUSTER), (check, _CHECK), (http, _HTTP), *((one, _ENDPOINT) for one in endpoints)]
     found = (node.get(key) for node, keys in places if node is not None for key in keys)

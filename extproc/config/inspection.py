@@ -1,4 +1,4 @@
-"""Reading a whole Envoy YAML: its tree, what is where in it, the pools, every check, and at last the settings."""
+"""Reading a whole Envoy YAML: its tree, its parts, the pools, every check, and at last the settings."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from extproc.routing.route import CLUSTER, RouteSettings, route_settings
 
 
 def inspect(path: Path) -> Report:
-    """All that can be said of an Envoy YAML: its settings, unless there are errors, and every problem.
+    """An Envoy YAML's settings, unless there are errors, and every problem.
 
     Raises OSError where the file cannot be read, and nothing else.
     """
@@ -32,7 +32,7 @@ def inspect(path: Path) -> Report:
     read = {name: read_pool(found.clusters[name], base, problems) for name in found.pools()}
     pools = {name: pool for name, pool in read.items() if pool is not None}
     alone = standalone.applies(document)
-    # What was refused is missing from the settings; to complain of that too would hide the mistake.
+    # What was refused is missing from the settings; reporting that too would hide the mistake.
     pool_checks = () if problems else POOL_CHECKS
     for check in pool_checks if alone else (*pool_checks, *CHECKS):
         problems.extend(check(found, pools))

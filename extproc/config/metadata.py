@@ -1,4 +1,4 @@
-"""The keys under `filter_metadata.smetric`: names, types, ranges, and a helpful word for whatever is none of them."""
+"""The keys under `filter_metadata.smetric`: names, types, ranges, and a helpful message for every mistake."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ class Fields:
     def zmq(self, key: str, ranks: int, *, may_listen: bool = False) -> str | None:
         """The ZMQ address of rank 0; the ports of all ranks must exist.
 
-        `may_listen`: an address of ours, which the engine connects to, is meant where it is no copy of vLLM's own `*`.
+        `may_listen`: an address on which the router listens and the engine connects; not vLLM's own `*`, copied.
         """
         text = self.text(key)
         if text is None:

@@ -1,4 +1,4 @@
-"""YAML as a tree that knows its places: every value has its file, line and path. The only user of PyYAML.
+"""YAML as a tree with places: every value has its file, line and path. The only user of PyYAML.
 
 Reads what Envoy reads: keys in snake_case or camelCase, JSON, the first document of a file, anchors, no merge keys;
 plain scalars by yaml-cpp's rules rather than YAML 1.1's. Knows nothing of what the values mean.
@@ -157,7 +157,7 @@ def parse(text: str, file: str) -> Node:
 
 
 def _measure(root: yaml.Node) -> None:
-    """Refuse what would take forever to walk: aliases to themselves, or doubled many times over."""
+    """Refuse a tree that would take for ever to walk: aliases to themselves, or doubled many times."""
     measured: dict[int, tuple[int, int] | None] = {}  # id -> values within, levels within; None while being measured
 
     def measure(node: yaml.Node) -> tuple[int, int]:

@@ -174,7 +174,7 @@ def _eds_path(node: Node, base: Path, problems: list[Problem]) -> Path | None:
         problems.append(error(place, message, advice))
         return None
     written = Path(str(path.raw.value))
-    # Envoy starts a relative path at its working directory, which we do not know: the YAML's is likelier than ours.
+    # Envoy starts a relative path at its working directory, which we do not know: the YAML's is more likely than ours.
     beside = base / written
     return beside if written.is_absolute() or beside.exists() or not written.exists() else written
 

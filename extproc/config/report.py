@@ -20,7 +20,7 @@ _INDENT = "  "
 
 
 class Severity(StrEnum):
-    """An error keeps the server from starting; a warning is a trap that will hurt under load or failure."""
+    """An error keeps the server from starting; a warning is a trap that shows under load or failure."""
 
     ERROR = "error"
     WARNING = "warning"

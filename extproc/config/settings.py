@@ -50,7 +50,7 @@ class Endpoint:
 
 @dataclass(frozen=True, slots=True)
 class HealthCheck:
-    """The active HTTP health check of a cluster, of which every host is asked."""
+    """The active HTTP health check of a cluster, which every host is asked."""
 
     path: str
     host: str  # the host header
@@ -82,7 +82,7 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Everything that the Envoy YAML at `path` says to us."""
+    """What the Envoy YAML at `path` says to the router."""
 
     path: Path
     pools: Mapping[str, PoolSettings]

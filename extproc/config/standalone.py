@@ -21,7 +21,7 @@ _FIXED = "write a fixed value, a number such as 0.8 or a name"
 
 
 def applies(document: Node) -> bool:
-    """Whether the file has clusters of ours and nothing that could be an Envoy's way to them."""
+    """Whether the file has clusters with our metadata, and nothing by which an Envoy could reach them."""
     if document.get("static_resources", "listeners") is not None or document.get("dynamic_resources") is not None:
         return False
     return any(is_ours(cluster) for cluster in document.every("static_resources", "clusters"))

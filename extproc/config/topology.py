@@ -131,14 +131,14 @@ class Topology:
 
 
 def follow(document: Node, problems: list[Problem]) -> Topology:
-    """Find all of it; what Envoy would not accept is added to the problems."""
+    """Find all of it; what Envoy would refuse is added to the problems."""
     clusters = {}
     for node in document.every("static_resources", "clusters"):
         cluster = read(Cluster, node, problems, *_CLUSTER_FIELDS)
         clusters[cluster.message.name] = cluster
     found = [chain for node in document.every("static_resources", "listeners") for chain in _chains(node, problems)]
     ours = [chain for chain in found if _names_us(chain)]
-    # A single ext_proc filter beside clusters with our metadata is ours, though it forgot to say so.
+    # A single ext_proc filter beside clusters with our metadata is ours, though it does not say so.
     chains = ours or (found if len(found) == 1 and any(is_ours(cluster.node) for cluster in clusters.values()) else [])
     return Topology(document, clusters, tuple(chains))
 

@@ -93,7 +93,7 @@ def retry_limit(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 
 def extproc_cluster(topology: Topology, pools: Pools) -> Iterator[Problem]:
-    """The server's cluster: it exists, speaks HTTP/2, and lets in a stream for each request in flight."""
+    """The server's cluster: it exists, speaks HTTP/2, and admits a stream for each request in flight."""
     for node, message in filters(topology):
         envoy_grpc = message.grpc_service.envoy_grpc if message.grpc_service else None
         if envoy_grpc is None:

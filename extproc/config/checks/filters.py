@@ -68,7 +68,7 @@ def receives_metadata(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 
 def sees_server(topology: Topology, pools: Pools) -> Iterator[Problem]:
-    """A dead instance is left alone once it is seen that another one answered."""
+    """A dead instance is ejected once the router sees that another one answered."""
     for chain in topology.chains:
         message = chain.filter.message
         options = message.metadata_options

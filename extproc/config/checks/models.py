@@ -50,7 +50,7 @@ def names_models(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 
 def shows_responses(topology: Topology, pools: Pools) -> Iterator[Problem]:
-    """Who follows up on a stored response must reach the engine that keeps it."""
+    """A request that continues a stored response must reach the engine that keeps it."""
     for chain, route in topology.pool_routes():
         message = chain.filter.message
         mode = message.processing_mode or ProcessingMode()

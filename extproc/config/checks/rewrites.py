@@ -1,6 +1,6 @@
-"""Checks of routes that rewrite the path: Envoy does it behind this filter, which is shown the client's own.
+"""Checks of routes that rewrite the path: Envoy does so after this filter, which sees the client's own path.
 
-`requests/paths.py` tells an API by the end of the path. A route may give a path that end only on the way (`/ask`, or
+`requests/paths.py` recognises an API by the end of the path. A route may give a path that end only on the way (`/ask`, or
 `/team-a/messages`): such requests are routed by load alone. To find these routes, paths that a route matches are made
 up, one for each way to write the end of each API's path, and rewritten as Envoy does it.
 """
@@ -31,7 +31,7 @@ _GROUPING = re.compile(r"\((?:\?:|\?P?<\w+>)?|[)^$]")
 
 
 def recognised(topology: Topology, pools: Pools) -> Iterator[Problem]:
-    """What a rewrite makes an API's path must be known for it before."""
+    """A path that a rewrite turns into an API's must be recognised as that API's before."""
     routes = {route.route.node.place: route.route.node for _, route in topology.pool_routes()}
     for node in routes.values():
         action = node.near("route")
@@ -96,7 +96,7 @@ def _matching(route: Node, end: str) -> Iterator[str]:
 
 
 def _made_up(regex: str, end: str) -> str:
-    """A path that an expression matches, with this end; empty where it is too clever for that."""
+    """A path that an expression matches, with this end; empty where the expression is too complex."""
     path = _ONE_NAME.sub(_NAME, _ANYTHING.sub(lambda _: end, _CHOICE.sub(r"\1", regex)))
     path = _GROUPING.sub("", path).replace("\\", "")
     return path if re.fullmatch(regex, path) else ""

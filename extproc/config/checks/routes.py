@@ -37,7 +37,7 @@ FALLBACKS = 2  # in the answer, beside the choice
 RETRY_ON = "connect-failure,refused-stream,reset"
 # One of these makes Envoy retry a request whose host went away before the response's headers.
 _DIED = frozenset({"reset", "5xx", "gateway-error"})
-# Values that are numbers but hardly meant: a ratio above 1, a factor below 1.
+# Values that are numbers but likely mistakes: a ratio above 1, a factor below 1.
 _USUAL = {"x-smetric-hit-ratio": (0.0, 1.0), "x-smetric-overload": (1.0, 100.0), MAX_LOAD: (1.0, 1e6)}
 
 

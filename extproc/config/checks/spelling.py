@@ -1,6 +1,6 @@
 """Checks of names that Envoy itself would refuse: types of messages, and fields within those that are about us.
 
-They make Envoy stop at its start, which is too late to learn of them.
+They make Envoy stop at its start, which is late to learn of them.
 """
 
 from __future__ import annotations

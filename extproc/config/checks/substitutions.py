@@ -1,7 +1,7 @@
 """Check of the commands (`%REQ(name)%`) in `initial_metadata`: one that Envoy cannot fill in costs every decision.
 
 Envoy accepts it at its start, opens no stream to us at any request, and `failure_mode_allow` hides that. The metadata
-is one list: for whom an entry is meant does not matter.
+is one list: a bad entry for another server costs our decisions too.
 """
 
 from __future__ import annotations
