@@ -1,6 +1,6 @@
 """Checks of routes that rewrite the path: Envoy does so after this filter, which sees the client's own path.
 
-`requests/paths.py` recognises an API by the end of the path. A route may give a path that end only on the way (`/ask`, or
+`requests/paths.py` sees an API by the end of the path. A route may give a path that end only on the way (`/ask`, or
 `/team-a/messages`): such requests are routed by load alone. To find these routes, paths that a route matches are made
 up, one for each way to write the end of each API's path, and rewritten as Envoy does it.
 """
