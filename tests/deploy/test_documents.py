@@ -140,6 +140,17 @@ def test_the_observability_page_has_every_reason() -> None:
     assert [reason.value for reason in Reason if f"\n| `{reason.value}` |" not in page] == []
 
 
+def test_the_observability_page_has_every_key() -> None:
+    """What `/debug/state` and the dynamic metadata for the access log consist of: each key is on the page."""
+    page = (ROOT / "docs/observability.md").read_text()
+    for module in ("extproc/admin/state.py", "extproc/processor/destination.py"):
+        nodes = list(ast.walk(ast.parse((ROOT / module).read_text())))
+        keys = [key for node in nodes if isinstance(node, ast.Dict) for key in node.keys]
+        keys += [node.slice for node in nodes if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Store)]
+        names = {key.value for key in keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+        assert {name for name in names if not re.search(rf"`[^`\n]*\b{name}\b[^`\n]*`", page)} == set(), module
+
+
 def test_the_readme_is_short_and_its_yaml_is_the_shipped_one() -> None:
     """At most 1,600 words, 15 lines of YAML, and each of them stands in envoy/drop-in.yaml."""
     readme = (ROOT / "README.md").read_text()
