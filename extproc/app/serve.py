@@ -25,7 +25,7 @@ from extproc.processor import tls
 from extproc.processor.grpc_health import GrpcHealth
 from extproc.processor.prefiller import Prefiller
 from extproc.processor.routes import Routes
-from extproc.processor.server import OPTIONS, Processor, credentials
+from extproc.processor.server import BASIC, OPTIONS, Processor, credentials
 from extproc.processor.stream import Services
 from extproc.routing.pools.pool import Pool
 from extproc.routing.router import Decision
@@ -59,7 +59,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         stack.push_async_callback(prefiller.close)
         processor = Processor(Services(node.router, node.pools, routes, record, prefiller, options.conformance))
         node.page.streams = lambda: processor.streams
-        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(), GrpcHealth()
+        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(options=BASIC), GrpcHealth()
         server.add_generic_rpc_handlers((processor.handler(),))
         for one in (server, probes):
             health.add_to(one)

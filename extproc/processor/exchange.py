@@ -79,6 +79,7 @@ class Exchange:
         """`served_header` names a response header that shall tell who answered."""
         self.state = State.OPENING
         self.watching = False  # whether the caller wants to see the response, or still more of it
+        self.over = False  # nothing that Envoy could still say matters: the caller ends the stream
         self._served_header = served_header
         self._headers: Mapping[str, str] = {}
         self._subset: Subset | None = None
@@ -192,6 +193,7 @@ class Exchange:
         return self._decide(Phase.REQUEST_HEADERS if duplex else Phase.REQUEST_TRAILERS, body)
 
     def _give_up(self, _: OutOfTime) -> list[Output]:
+        self.over = True
         return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_TIMEOUT)
 
     def _repeat_streamed(self, event: RequestBody) -> list[Output]:

@@ -19,7 +19,7 @@ import grpc
 from extproc.base import metrics
 from extproc.processor import tls, wire
 from extproc.processor.exchange import ProtocolViolation
-from extproc.processor.messages import Answer, Decide, Event, OutOfTime, Prefill, Prefilled, Seen
+from extproc.processor.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
 from extproc.processor.routes import Metadata
 from extproc.processor.stream import Services, Stream
 
@@ -27,10 +27,17 @@ _log = logging.getLogger(__name__)
 
 # A 64 MiB body, the largest that the shipped Envoy configuration lets through, and room for its envelope.
 MAX_MESSAGE_BYTES = 80 * 1024 * 1024
+# Of every server of ours, the one for health probes too.
+BASIC = (
+    ("grpc.so_reuseport", 0),  # a second server on a taken port must fail, not share it silently
+    # A gateway may send keepalive pings as often as it likes. By default gRPC closes the connection ("Too many pings")
+    # after three in five minutes without data, and with it all of its streams: a reply that streams sends us no data.
+    ("grpc.http2.max_ping_strikes", 0),
+)
 OPTIONS = (
+    *BASIC,
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-    ("grpc.so_reuseport", 0),  # a second server on a taken port must fail, not share it silently
 )
 
 
@@ -48,20 +55,24 @@ class Processor:
         )
         return grpc.method_handlers_generic_handler(wire.SERVICE, {wire.METHOD: method})
 
-    async def process(self, events: AsyncIterator[Event], context: Any) -> AsyncIterator[Answer]:
-        """One stream: one request of a client, for as long as Envoy is busy with it."""
+    async def process(self, _: object, context: Any) -> AsyncIterator[Answer]:
+        """One stream: one request of a client, for as long as Envoy is busy with it.
+
+        Messages are read from the context: gRPC's iterator of them keeps each until the next one comes.
+        """
         stream = Stream(self._services, _metadata(context))
         self.streams += 1
         metrics.STREAMS.inc()
         try:
-            async for event in _in_time(events, stream):
-                outputs = deque(stream.exchange.receive(event))
+            due = asyncio.get_running_loop().time() + stream.body_s
+            while not stream.exchange.over and (outputs := await _received(context, stream, due)) is not None:
                 while outputs:
                     output = outputs.popleft()
                     if isinstance(output, Decide | Prefill | Prefilled | Seen):
                         outputs.extend(await stream.act(output))
                     else:
                         yield output
+                    del output  # it may hold the request's body, and the next message comes when the engine answers
         except ProtocolViolation as violation:
             metrics.EXCEPTIONS.labels("exchange").inc()
             _log.warning("Envoy sent a message out of order (%s); its request goes on without us", violation)
@@ -74,22 +85,17 @@ class Processor:
             metrics.STREAMS.dec()
 
 
-async def _in_time(events: AsyncIterator[Event], stream: Stream) -> AsyncIterator[Event]:
-    """The events; where a body that we collect does not end in time, that is the last of them."""
-    due = asyncio.get_running_loop().time() + stream.body_s
-    while True:
-        try:
-            if stream.exchange.collecting:
-                async with asyncio.timeout_at(due):
-                    event = await anext(events)
-            else:
-                event = await anext(events)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            yield OutOfTime()
-            return
-        yield event
+async def _received(context: Any, stream: Stream, due: float) -> deque[Output] | None:
+    """What Envoy's next message asks for, None after its last. A body that we collect must have ended when `due`.
+
+    The message itself is let go of: nothing here keeps a body for as long as the reply takes.
+    """
+    try:
+        async with asyncio.timeout_at(due if stream.exchange.collecting else None):
+            event: Event | object = await context.read()
+    except TimeoutError:
+        event = OutOfTime()
+    return deque(stream.exchange.receive(event)) if isinstance(event, Event) else None  # EOF
 
 
 def credentials(certificates: tls.Source) -> grpc.ServerCredentials:

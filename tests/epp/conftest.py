@@ -9,7 +9,6 @@ from typing import Any
 import grpc
 import pytest
 
-from extproc import config
 from extproc.base.model import Instance
 from extproc.index.memory import MemoryIndex
 from extproc.processor import tls
@@ -19,7 +18,7 @@ from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.route import RouteSettings
+from extproc.routing.route import RouteSettings, route_settings
 from extproc.routing.router import Router
 from tests.epp.gateway import MODES, Gateway
 
@@ -69,7 +68,7 @@ class Picker:
 def _route(metadata: Sequence[tuple[str, str]]) -> RouteSettings:
     default = RouteSettings("pool")
     given: Mapping[str, str] = dict(metadata)
-    return config.route_settings(given, default)
+    return route_settings(given, default)
 
 
 StartPicker = Callable[..., Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -29,28 +29,30 @@ BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}]}).e
 class Served:
     """A running server and a channel to it."""
 
-    def __init__(self, instances: int = 2) -> None:
+    def __init__(self, instances: int = 2, addresses: Sequence[str] | None = None) -> None:
+        """`addresses` are those of the instances, where these are real."""
         self.loads = Loads()
-        addresses = [Instance(f"10.0.0.{number}:8000") for number in range(instances)]
-        self.pool = Pool("pool", PlainRenderer(), instances=addresses)
+        named = [f"10.0.0.{number}:8000" for number in range(instances)] if addresses is None else addresses
+        self.pool = Pool("pool", PlainRenderer(), instances=[Instance(address) for address in named])
         self.routed: list[str] = []
         self.services = Services(
             Router(MemoryIndex(), self.loads),
             {"pool": self.pool},
-            lambda metadata: RouteSettings(dict(metadata).get("x-smetric-cluster", "pool")),
+            _route,
             lambda _, routed: self.routed.append(routed.choice.instance.address),
             Prefiller(),
         )
         self.processor = Processor(self.services)
         self.channel: grpc.aio.Channel
+        self.port = 0
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Served]:
         server = grpc.aio.server(options=OPTIONS)
         server.add_generic_rpc_handlers((self.processor.handler(),))
-        port = server.add_insecure_port("127.0.0.1:0")
+        self.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=OPTIONS) as self.channel:
+        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=OPTIONS) as self.channel:
             yield self
         await server.stop(0)
 
@@ -105,3 +107,9 @@ async def until_idle(served: Served) -> None:
     async with asyncio.timeout(30):
         while served.processor.streams or served.loads.snapshot("pool"):
             await asyncio.sleep(0.01)
+
+
+def _route(metadata: Sequence[tuple[str, str]]) -> RouteSettings:
+    """The pool that the stream names; what Envoy calls by the name in envoy/drop-in.yaml is ours too."""
+    name = dict(metadata).get("x-smetric-cluster", "pool")
+    return RouteSettings("pool" if name == "vllm" else name)

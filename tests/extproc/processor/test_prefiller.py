@@ -127,10 +127,18 @@ class Disaggregated:
         return answers
 
     def stream(self, mode: BodyMode = BodyMode.BUFFERED, body: bytes = BODY, path: str = PATH) -> AsyncIterator[Answer]:
-        return self.processor.process(_events(mode, body, path), _Context())
+        return self.processor.process(None, _Context(_events(mode, body, path)))
 
 
 class _Context:
+    """What gRPC gives a stream."""
+
+    def __init__(self, events: AsyncIterator[Event]) -> None:
+        self._events = events
+
+    async def read(self) -> Event:
+        return await anext(self._events)
+
     def invocation_metadata(self) -> tuple[()]:
         return ()
 

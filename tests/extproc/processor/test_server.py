@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 from collections.abc import AsyncIterator, Sequence
@@ -12,6 +13,7 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from extproc.base import metrics
+from extproc.processor.messages import Decide, RequestBody
 from extproc.routing.route import RouteSettings
 from tests.support.ext_proc_client import BODY, Served, answered, ask, body, headers, message, until_idle
 
@@ -84,3 +86,13 @@ async def test_ten_thousand_aborts_leave_no_load(served: Served, caplog: pytest.
         await until_idle(served)
     assert len(served.routed) > 5_000
     assert not caplog.records
+
+
+async def test_no_body_outlives_its_decision(served: Served) -> None:
+    """A reply takes minutes, and thousands of them at a time: neither Envoy's message nor the question is kept."""
+    stream = served.stream()
+    await ask(stream, headers(), body(BODY))
+    sent, asked = ([one for one in gc.get_objects() if isinstance(one, kind)] for kind in (RequestBody, Decide))
+    assert BODY not in [one.data for one in sent]
+    assert BODY not in [one.body for one in asked]
+    stream.cancel()
