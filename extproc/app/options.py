@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Final
+
+MEMORY: Final = "memory://"  # an index of this process alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +31,8 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The command line of one process."""
+    """What one process is told besides its settings."""
 
-    envoy_yaml: Path
     listen: Address
     health: Address
     metrics: Address
@@ -38,12 +40,12 @@ class Options:
     workers: int
     drain_timeout_s: float
     follow: bool  # whether this `serve`, or a child of it, follows the engines' events
-    until_stdin_closes: bool  # a child of `serve` stops when its parent does
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_self_signed: bool = False
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
+    log_level: str = "info"
     replica: str = ""  # name of the process that this one replaces: it takes over at once what that one followed
 
     @property

@@ -9,7 +9,6 @@ import gc
 import logging
 import signal
 import socket
-import sys
 from collections.abc import Callable, Coroutine
 
 import grpc
@@ -34,18 +33,22 @@ from extproc.shared_state.redis_url import without_secrets
 _log = logging.getLogger(__name__)
 
 
-def stop_event(*, until_stdin_closes: bool) -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set, and for a child of `serve` the end of its standard input."""
+def stop_event(*, parent: int | None = None) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set, and for a child the end of the pipe from its parent.
+
+    SIGHUP, which many servers take for a reload, is only logged: its default would end the process without a drain.
+    """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, _log.warning, "SIGHUP changes nothing: restart to read the Envoy YAML again")
 
-    def closed() -> None:
-        loop.remove_reader(sys.stdin.fileno())
+    def closed(pipe: int) -> None:
+        loop.remove_reader(pipe)
         stop.set()
 
-    if until_stdin_closes:
-        loop.add_reader(sys.stdin.fileno(), closed)
+    if parent is not None:
+        loop.add_reader(parent, closed, parent)
     return stop
 
 
@@ -105,9 +108,8 @@ async def _before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> boo
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-async def follow(settings: Settings, options: Options) -> None:
-    """Follow the engines' events into a shared index, without serving Envoy, until SIGTERM or SIGINT."""
-    stop = stop_event(until_stdin_closes=options.until_stdin_closes)
+async def follow(settings: Settings, options: Options, stop: asyncio.Event) -> None:
+    """Follow the engines' events into a shared index, without serving Envoy, until `stop`."""
     async with contextlib.AsyncExitStack() as stack:
         node = Node(settings, options, follow=True)
         stack.push_async_callback(node.close)

@@ -12,8 +12,10 @@ import logging
 import secrets
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
 from extproc.app import serve as process
+from extproc.app.errand import Errand, Role
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
 from extproc.config import Settings
@@ -30,17 +32,25 @@ async def serve(settings: Settings, options: Options) -> None:
     if options.workers > 1 and not options.shared:
         raise ConfigError("--workers above 1 needs an index that they share: add --index redis://HOST:PORT/DB")
     _distinct(options)
-    commands = [_worker(options, number) for number in range(1, options.workers)]
-    if options.shared and options.follow:
-        commands.append(_follower(options))
-    stop = process.stop_event(until_stdin_closes=options.until_stdin_closes)
+    stop = process.stop_event()
     patience_s = options.drain_timeout_s + KILL_AFTER_S
-    children = [asyncio.create_task(_keep_running(command, stop, patience_s)) for command in commands]
+    children = [
+        asyncio.create_task(_keep_running(errand, number, stop, patience_s))
+        for number, errand in enumerate(errands(settings, options), 1)
+    ]
     try:
         await process.serve(settings, options, stop, follow=options.follow and not options.shared)
     finally:
         stop.set()
         await asyncio.gather(*children)
+
+
+def errands(settings: Settings, options: Options) -> Sequence[Errand]:
+    """What each child is to do: the workers from 1 on, and the follower where this `serve` follows for others."""
+    work = [Errand(Role.SERVE, settings, _worker(options, number)) for number in range(1, options.workers)]
+    if options.shared and options.follow:
+        work.append(Errand(Role.FOLLOW, settings, _follower(options)))
+    return work
 
 
 def _distinct(options: Options) -> None:
@@ -58,32 +68,21 @@ def _distinct(options: Options) -> None:
             )
 
 
-def _worker(options: Options, number: int) -> Sequence[str]:
-    arguments = ["serve", "--no-follow", "--drain-timeout", str(options.drain_timeout_s)]
-    for flag, address in (("listen", options.listen), ("health", options.health), ("metrics", options.metrics)):
-        arguments += [f"--{flag}", str(_next(address, number))]
-    for flag, path in (("tls-cert", options.tls_cert), ("tls-key", options.tls_key)):
-        arguments += [f"--{flag}", str(path)] if path is not None else []
-    switches = (
-        ("tls-self-signed", options.tls_self_signed),
-        ("conformance", options.conformance),
-        ("debug-explain", options.debug_explain),
+def _worker(options: Options, number: int) -> Options:
+    return replace(
+        options,
+        listen=_next(options.listen, number),
+        health=_next(options.health, number),
+        metrics=_next(options.metrics, number),
+        workers=1,
+        follow=False,
     )
-    arguments += [f"--{flag}" for flag, given in switches if given]
-    return _command(options, arguments)
 
 
-def _follower(options: Options) -> Sequence[str]:
+def _follower(options: Options) -> Options:
     # Started again it has the same name, so that it need not wait until the leases of the dead one run out.
-    replica = secrets.token_hex(8)
-    return _command(
-        options, ["follow", "--replica", replica, "--metrics", str(_next(options.metrics, options.workers))]
-    )
-
-
-def _command(options: Options, arguments: Sequence[str]) -> Sequence[str]:
-    common = ["--envoy-yaml", str(options.envoy_yaml), "--index", options.index, "--until-stdin-closes"]
-    return [sys.executable, "-m", "extproc", *arguments, *common]
+    metrics = _next(options.metrics, options.workers)
+    return replace(options, metrics=metrics, workers=1, replica=secrets.token_hex(8))
 
 
 def _next(address: Address, number: int) -> Address:
@@ -91,16 +90,17 @@ def _next(address: Address, number: int) -> Address:
     return Address(address.host, address.port + STRIDE * number if address.port else 0)
 
 
-async def _keep_running(command: Sequence[str], stop: asyncio.Event, patience_s: float) -> None:
+async def _keep_running(errand: Errand, number: int, stop: asyncio.Event, patience_s: float) -> None:
     """Run a child until `stop`; then close its standard input, which tells it to stop, and wait for its drain.
 
     One that has not ended `patience_s` seconds later hangs, and is killed.
     """
     stopping = asyncio.create_task(stop.wait())
     loop = asyncio.get_running_loop()
+    name = f"{errand.role} {number}" if errand.role is Role.SERVE else str(errand.role)
     while not stop.is_set():
         again = loop.time() + RESTART_S
-        child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+        child = await _start(errand, name)
         ended = asyncio.create_task(child.wait())
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
@@ -108,9 +108,17 @@ async def _keep_running(command: Sequence[str], stop: asyncio.Event, patience_s:
             child.stdin.close()
             await asyncio.wait((ended,), timeout=patience_s)
             if not ended.done():
-                _log.error("`extproc %s` hangs; killing it", command[3])
+                _log.error("child `%s` hangs; killing it", name)
                 child.kill()
             await ended
             return
-        _log.error("`extproc %s` ended with status %d; starting it again", command[3], ended.result())
+        _log.error("child `%s` ended with status %d; starting it again", name, ended.result())
         await asyncio.wait((stopping,), timeout=max(0.0, again - loop.time()))
+
+
+async def _start(errand: Errand, name: str) -> asyncio.subprocess.Process:
+    command = (sys.executable, "-m", "extproc.app.child", *name.split())
+    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+    assert child.stdin is not None
+    child.stdin.write(errand.packed())  # one that dies before it has read all ends, and is started again
+    return child

@@ -23,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 usable, 1 errors, 2 the file cannot be read."""
     from extproc import config
+    from extproc.app import descriptors
 
     try:
         report = config.inspect(arguments.envoy_yaml)
@@ -30,4 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{arguments.envoy_yaml}: {error.strerror or error}", file=sys.stderr)
         return 2
     print(report.render())
+    if report.settings is not None:
+        shortage = descriptors.shortage(report.settings, descriptors.attainable())
+        if shortage is not None:
+            print(f"\nwarning: on this machine {shortage}")
     return 1 if report.settings is None else 0

@@ -8,13 +8,13 @@ the exit status.
 from __future__ import annotations
 
 import argparse
-import logging
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Final
 
 from extproc import __version__
+from extproc.app import log
 
 COMMANDS: Final[Mapping[str, str]] = {
     "serve": "serve Envoy",
@@ -37,9 +37,7 @@ Pools, instances and policy are configured in the Envoy YAML itself (docs/drop-i
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     chosen = parse(arguments)
-    logging.basicConfig(
-        level=chosen.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr
-    )
+    log.configure(chosen.log_level)
     status: int = chosen.run(chosen)
     return status
 

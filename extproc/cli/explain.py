@@ -37,7 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--path", default=Api.CHAT.value, metavar="PATH", help="of the request, default %(default)s")
     add("--cluster", metavar="NAME", help="the pool, where the filter does not name it")
     add("--turn", type=int, metavar="N", help=f"what a client would say by {TURN}")
-    add("--index", default="memory://", metavar="URL", help="a shared index to ask")
+    options.add_index(parser, "a shared index to ask")
     add("--state", metavar="URL", help="the --metrics address of a running server: ask that one")
 
 
@@ -71,7 +71,7 @@ def _offline(arguments: argparse.Namespace, about: dict[str, str], body: bytes) 
     from extproc.app import offline
 
     settings = config.load(arguments.envoy_yaml)
-    return asyncio.run(offline.explain(settings, arguments.index, about, body))
+    return asyncio.run(offline.explain(settings, options.index_url(arguments), about, body))
 
 
 def _ask(url: str, body: bytes) -> Explanation:

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import os
 from pathlib import Path
+from typing import Final
 
-from extproc.app.options import Address
+from extproc.app.options import MEMORY, Address
+
+INDEX_VARIABLE: Final = "SMETRIC_INDEX"  # of the environment
+REDIS_FORM: Final = "redis[s]://[USER:PASSWORD@]HOST:PORT/DB"
 
 
 def add_log_level(parser: argparse.ArgumentParser) -> None:
@@ -31,10 +36,24 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_of_children(parser: argparse.ArgumentParser) -> None:
-    """What `serve` tells its children."""
-    parser.add_argument("--until-stdin-closes", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--replica", default="", help=argparse.SUPPRESS)
+def add_index(parser: argparse.ArgumentParser, about: str) -> None:
+    """`--index` and `--index-file`; `index_url` reads both."""
+    one = parser.add_mutually_exclusive_group()
+    one.add_argument("--index", metavar="URL", help=f"{about}; default ${INDEX_VARIABLE}")
+    one.add_argument(
+        "--index-file",
+        type=Path,
+        metavar="PATH",
+        help="a file that holds the URL: a password is safe there, where every user can see a command line",
+    )
+
+
+def index_url(arguments: argparse.Namespace) -> str:
+    """The index's URL: from the command line, from a file, or from the environment. Raises OSError for the file."""
+    if arguments.index_file is not None:
+        text: str = arguments.index_file.read_text()
+        return text.strip()
+    return arguments.index or os.environ.get(INDEX_VARIABLE) or MEMORY
 
 
 def address(text: str) -> Address:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from extproc.app.options import Options
-from extproc.base.errors import ConfigError
-from extproc.cli import options
+from extproc.cli import options, server
 
 DESCRIPTION = """\
 Serve Envoy's external processing protocol. Pools and policy come from the Envoy YAML; a wrong configuration is
@@ -20,15 +18,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     options.add_log_level(parser)
     options.add_envoy_yaml(parser)
-    options.add_of_children(parser)
     _add_ports(parser)
     add = parser.add_argument
-    add(
-        "--index",
-        default="memory://",
-        metavar="URL",
-        help="memory:// (default) or redis[s]://[USER:PASSWORD@]HOST:PORT/DB, which routers share",
-    )
+    options.add_index(parser, f"memory:// or {options.REDIS_FORM}, which routers share")
     add(
         "--workers",
         type=options.positive,
@@ -89,39 +81,24 @@ def _add_tls(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """0 after a drain, 1 where the configuration is wrong or a part cannot start, 2 where no file can be read."""
-    import uvloop
-
-    from extproc import config
     from extproc.app import workers
 
-    given = _options(arguments)
-    try:
-        settings = config.load(given.envoy_yaml)
-        uvloop.run(workers.serve(settings, given))
-    except ConfigError as error:
-        print(error, file=sys.stderr)
-        return 1
-    except OSError as error:
-        print(f"{given.envoy_yaml}: {error.strerror or error}", file=sys.stderr)
-        return 2
-    return 0
+    return server.run(arguments, _options, workers.serve)
 
 
-def _options(arguments: argparse.Namespace) -> Options:
+def _options(arguments: argparse.Namespace, index: str) -> Options:
     return Options(
-        envoy_yaml=arguments.envoy_yaml,
         listen=arguments.listen,
         health=arguments.health,
         metrics=arguments.metrics,
-        index=arguments.index,
+        index=index,
         workers=arguments.workers,
         drain_timeout_s=arguments.drain_timeout,
         follow=not arguments.no_follow,
-        until_stdin_closes=arguments.until_stdin_closes,
         tls_cert=arguments.tls_cert,
         tls_key=arguments.tls_key,
         tls_self_signed=arguments.tls_self_signed,
         conformance=arguments.conformance,
         debug_explain=arguments.debug_explain,
-        replica=arguments.replica,
+        log_level=arguments.log_level,
     )

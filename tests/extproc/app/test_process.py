@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import envoy_yaml, redis_server
 from tests.support.paths import ROOT
 
 SERVE = ("serve", "--envoy-yaml", str(ROOT / "envoy" / "envoy.yaml"))
@@ -68,10 +69,24 @@ class Process:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.02)
 
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Its status; a process that does not end fails the test."""
+    def send(self, number: int) -> None:
         assert self._process
         self._process.send_signal(number)
+
+    @property
+    def running(self) -> bool:
+        return self._process is not None and self._process.poll() is None
+
+    def children(self) -> dict[int, str]:
+        """Their command lines, by process id."""
+        assert self._process
+        pid = self._process.pid
+        found = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        return {child: Path(f"/proc/{child}/cmdline").read_text().replace("\0", " ") for child in found}
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Its status; a process that does not end fails the test."""
+        self.send(number)
         return self.wait()
 
     def wait(self) -> int:
@@ -144,3 +159,45 @@ def test_a_python_without_our_dependencies_is_told_what_to_do(process: Process) 
     assert process.wait() == 1
     assert "run `make run` once or `pip install .`, then `.venv/bin/python -m extproc" in process.output
     assert "Traceback" not in process.output
+
+
+@pytest.mark.parametrize("early", [True, False], ids=["while it imports", "while it serves"])
+def test_sighup_ends_nothing(process: Process, early: bool) -> None:
+    """Its default would end the process without a drain. Nothing is reloaded, which the log says."""
+    process.start(
+        *SERVE, *ANYWHERE, "--listen", "127.0.0.1:0", before=SLOW_IMPORT.replace("NAME", "uvloop") if early else ""
+    )
+    process.read_until("importing" if early else "serving ext_proc")
+    process.send(signal.SIGHUP)
+    if early:
+        time.sleep(0.5)
+        assert process.running
+        return
+    process.read_until("SIGHUP changes nothing")
+    assert process.end() == 0
+    assert "draining 0 streams" in process.output
+
+
+def test_a_child_gets_the_settings_that_were_checked(process: Process, tmp_path: Path) -> None:
+    """An operator's half-done edit does not meet a worker or a follower that is started again; and no command line
+    shows the password of the index, wherever it was given."""
+    yaml = envoy_yaml.write(envoy_yaml.clean(), tmp_path)
+    secret = tmp_path / "index"
+    with redis_server.redis_server(redis_server.WHEEL, "--requirepass", "geheim") as server:
+        secret.write_text(server.url.replace("://", "://:geheim@") + "\n")
+        listen = f"127.0.0.1:{redis_server.free_port()}"
+        options = ("--index-file", str(secret), "--workers", "2", "--listen", listen)
+        process.start("serve", "--envoy-yaml", str(yaml), *ANYWHERE, *options)
+        process.read_until("serving ext_proc", times=2)
+        first = process.children()
+        assert len(first) == 2
+        assert not any("geheim" in command for command in first.values())
+        yaml.write_text(yaml.read_text()[:200])
+        secret.unlink()
+        for pid in first:
+            os.kill(pid, signal.SIGKILL)
+        process.read_until("serving ext_proc", times=3)
+        assert process.output.count("ended with status -9") == 2
+        assert sorted(process.children().values()) == sorted(first.values())
+        assert process.end() == 0
+        assert "Traceback" not in process.output

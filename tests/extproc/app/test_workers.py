@@ -1,37 +1,60 @@
-"""The processes of one `serve`: what they are told."""
+"""The processes of one `serve`: what they are told, and how."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from extproc import config
 from extproc.app import workers
+from extproc.app.errand import Role
 from extproc.app.options import Address, Options
-from extproc.cli import command_line
+from extproc.base.errors import ConfigError
 from tests.support.paths import ROOT
 
-SHIPPED = ROOT / "envoy" / "envoy.yaml"
+SETTINGS = config.load(ROOT / "envoy" / "envoy.yaml")
+OPTIONS = Options(
+    listen=Address("127.0.0.1", 9002),
+    health=Address("127.0.0.1", 9003),
+    metrics=Address("127.0.0.1", 9090),
+    index="redis://:geheim@127.0.0.1/0",
+    workers=3,
+    drain_timeout_s=1.5,
+    follow=True,
+    tls_cert=Path("cert.pem"),
+    tls_key=Path("key.pem"),
+    conformance=True,
+    log_level="warning",
+)
 
 
 def test_workers_are_told_all_that_concerns_a_stream() -> None:
     """A worker that served plaintext beside one that serves TLS would fail every second request."""
-    address = Address("127.0.0.1", 9002)
-    options = Options(
-        envoy_yaml=SHIPPED,
-        listen=address,
-        health=address,
-        metrics=address,
-        index="redis://127.0.0.1/0",
-        workers=2,
-        drain_timeout_s=1.0,
-        follow=True,
-        until_stdin_closes=False,
-        tls_cert=Path("cert.pem"),
-        tls_key=Path("key.pem"),
-        conformance=True,
-    )
-    told = command_line.parse(workers._worker(options, 1)[3:])
-    assert (told.tls_cert, told.tls_key, told.tls_self_signed) == (options.tls_cert, options.tls_key, False)
-    assert told.conformance
-    told = command_line.parse(workers._worker(replace(options, tls_cert=None, tls_key=None), 1)[3:])
-    assert (told.tls_cert, told.tls_key) == (None, None)
+    one, other, follower = workers.errands(SETTINGS, OPTIONS)
+    assert [errand.role for errand in (one, other, follower)] == [Role.SERVE, Role.SERVE, Role.FOLLOW]
+    listens, health = Address("127.0.0.1", 9022), Address("127.0.0.1", 9023)
+    metrics = Address("127.0.0.1", 9110)
+    expected = replace(OPTIONS, listen=listens, health=health, metrics=metrics, workers=1, follow=False)
+    assert other.options == expected
+
+
+def test_everyone_gets_the_settings_that_were_checked() -> None:
+    """And each follower keeps its name for as long as this `serve` lives, so that it takes its own leases over."""
+    *_, follower = workers.errands(SETTINGS, OPTIONS)
+    assert all(errand.settings is SETTINGS for errand in workers.errands(SETTINGS, OPTIONS))
+    assert follower.options.replica
+    assert follower.options.metrics == Address("127.0.0.1", 9120)
+
+
+def test_children_are_only_those_that_are_needed() -> None:
+    """An index of one process is fed by that process; `--no-follow` leaves it to others."""
+    assert workers.errands(SETTINGS, replace(OPTIONS, index="memory://", workers=1)) == []
+    assert len(workers.errands(SETTINGS, replace(OPTIONS, follow=False))) == 2
+
+
+async def test_ports_that_meet_are_refused() -> None:
+    """Before any process starts."""
+    with pytest.raises(ConfigError, match="come to port 9012"):
+        await workers.serve(SETTINGS, replace(OPTIONS, health=Address("127.0.0.1", 9012)))

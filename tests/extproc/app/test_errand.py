@@ -1,0 +1,58 @@
+"""An errand arrives as it was sent, however it is cut on the way."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from extproc import config
+from extproc.app.errand import Errand, Role, receive
+from extproc.app.options import Address, Options
+from tests.support.envoy_yaml import clean, write
+
+ANYWHERE = Address("127.0.0.1", 0)
+OPTIONS = Options(ANYWHERE, ANYWHERE, ANYWHERE, "redis://127.0.0.1/0", 1, 1.0, follow=False)
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, int]]:
+    ends = os.pipe()
+    yield ends
+    os.close(ends[0])
+
+
+def errand(directory: Path) -> Errand:
+    return Errand(Role.SERVE, config.load(write(clean(), directory)), OPTIONS)
+
+
+def test_all_settings_arrive(pipe: tuple[int, int], tmp_path: Path) -> None:
+    """In pieces as in one; what follows in the pipe stays there."""
+    sent = errand(tmp_path)
+
+    def write_slowly() -> None:
+        data = sent.packed()
+        for start in range(0, len(data), 300):
+            os.write(pipe[1], data[start : start + 300])
+            time.sleep(0.001)
+        os.write(pipe[1], b"more")
+
+    writer = threading.Thread(target=write_slowly)
+    writer.start()
+    assert receive(pipe[0]) == sent
+    writer.join()
+    assert os.read(pipe[0], 10) == b"more"
+    os.close(pipe[1])
+
+
+@pytest.mark.parametrize("size", [0, 3, 100])
+def test_a_parent_that_is_gone_is_noticed(pipe: tuple[int, int], tmp_path: Path, size: int) -> None:
+    """Before it said anything, or in the middle."""
+    os.write(pipe[1], errand(tmp_path).packed()[:size])
+    os.close(pipe[1])
+    with pytest.raises(EOFError):
+        receive(pipe[0])
