@@ -19,5 +19,5 @@ def open_index(url: str) -> Index:
         from extproc.index.redis import RedisIndex  # noqa: PLC0415 - memory:// needs no Redis client
 
         return RedisIndex.from_url(url)
-    # Not the whole URL: it may hold a password.
-    raise ConfigError(f"{scheme}:// names no index: write memory:// or redis[s]://[USER:PASSWORD@]HOST:PORT/DB")
+    # Nothing of it is shown: it may be a password.
+    raise ConfigError("this URL names no index: write memory:// or redis[s]://[USER:PASSWORD@]HOST:PORT/DB")
