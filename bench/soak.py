@@ -19,19 +19,27 @@ import statistics
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import aiohttp
 from redis import Redis
 
-from loadgen.demo import agents, sessions
+from loadgen.engine.options import MODEL_DIR
+from loadgen.replay.chat_request import CHAT
+from loadgen.replay.replay import UNFINISHED, Options
+from loadgen.replay.run import Gateway, play
+from loadgen.replay.words import Words
+from loadgen.results.records import Row
 from loadgen.stack.stack import MEMORY, REDIS, Stack
+from loadgen.workloads.profiles import PROFILES, fixed, lognormal
+from loadgen.workloads.synthetic import generate_whole
+from loadgen.workloads.trace import Trace
 
 ENGINES = 4
 BLOCKS = 2500  # of 16 tokens: about 160 KB of text an engine, filled within half a minute
 TURNS = 6
-SYSTEM_BYTES, TURN_BYTES = 8_000, 2_000
+SYSTEM, TEXT, REPLY = 2_700, 750, 32  # tokens; each session has words of its own
 KILL_EVERY_S, CLEAR_EVERY_S, ABORT_EVERY_S = 45.0, 20.0, 1.0
 SAMPLE_EVERY_S = 5.0
 TABLE_ROWS = 30
@@ -50,29 +58,43 @@ class Tally:
     clears: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
-    def note(self, record: agents.Record) -> None:
+    def note(self, row: Row) -> None:
         """Count one answer."""
-        if record.ok:
+        if row.ok:
             self.served += 1
-        else:
+        elif row.error != UNFINISHED:  # the end of the soak
             self.failed += 1
-            cause = str(record.error)[:120]
+            cause = str(row.error)[:120]
             self.errors[cause] = self.errors.get(cause, 0) + 1
 
 
 Sample = dict[str, float]  # by column; MB, blocks, requests
 
 
-async def sessions_at(stack: Stack, rate: float, tally: Tally) -> None:
-    """Start sessions steadily, about `rate` requests a second in all, until cancelled; each has words of its own."""
-    async with asyncio.TaskGroup() as group:
-        seed = 0
-        while True:
-            session = sessions.sessions(1, TURNS, SYSTEM_BYTES, seed, turn_bytes=TURN_BYTES, think_s=1.0, max_tokens=32)
-            # Whole answers: until one comes, Envoy may retry elsewhere, so that a killed engine costs no request.
-            group.create_task(agents.run(stack.url, session, stream=False, timeout_s=60, on_record=tally.note))
-            seed += 1
-            await asyncio.sleep(TURNS / rate)
+def workload(minutes: float, rate: float) -> Trace:
+    """Sessions that begin steadily, about `rate` requests a second in all.
+
+    Whole answers: until one comes, Envoy may retry elsewhere, so that a killed engine costs no request.
+    """
+    text = lognormal(TEXT, 0.25, most=1.5 * TEXT, least=0.5 * TEXT)
+    profile = replace(
+        PROFILES["demo"],
+        turns=fixed(TURNS),
+        shared=(),
+        private=SYSTEM,
+        first=text,
+        single=text,
+        append=text,
+        output=fixed(REPLY),
+    )
+    trace = generate_whole(profile, sessions=round(60 * minutes * rate / TURNS) + 1, rate=rate, seed=0)
+    return replace(trace, requests=[replace(request, stream=False) for request in trace.requests])
+
+
+async def agents(stack: Stack, trace: Trace, tally: Tally) -> None:
+    """Agents at work, until cancelled."""
+    gateway = Gateway(url=stack.url, headers={}, timeout_s=60.0)
+    await play(gateway, trace, Words(trace, MODEL_DIR), Options(), tally.note)
 
 
 async def aborts(stack: Stack, rng: random.Random, tally: Tally) -> None:
@@ -84,7 +106,7 @@ async def aborts(stack: Stack, rng: random.Random, tally: Tally) -> None:
         headers = {"content-type": "application/json"}
         async with aiohttp.ClientSession(timeout=timeout) as http:
             with contextlib.suppress(TimeoutError, aiohttp.ClientError):
-                async with http.post(stack.url + agents.CHAT, data=io.BytesIO(body), headers=headers) as answer:
+                async with http.post(stack.url + CHAT, data=io.BytesIO(body), headers=headers) as answer:
                     await answer.read()
         tally.aborted += 1
         await asyncio.sleep(ABORT_EVERY_S)
@@ -159,7 +181,7 @@ async def soak(stack: Stack, redis: Redis | None, minutes: float, rate: float) -
         asyncio.create_task(job)
         for job in (
             sampled(stack, redis, tally, rows),
-            sessions_at(stack, rate, tally),
+            agents(stack, workload(minutes, rate), tally),
             aborts(stack, rng, tally),
             kills(stack, rng, tally),
             clears(stack, rng, tally),

@@ -105,7 +105,7 @@ ELSEWHERE: Final = {
         "extproc/routing/query.py",
     ],
     "tests/extproc/config/test_config.py (the route's settings are read from the YAML)": ["extproc/routing/route.py"],
-    "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py", "loadgen/demo/summary.py"],
+    "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py"],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [
         "loadgen/engine/clock.py",
         "loadgen/engine/completion.py",

@@ -60,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
     _say(NOTE)
     if not args.serve:
         _say(
-            f"{args.sessions} sessions of {args.turns} requests, a shared system prompt of 40 KB, "
+            f"{args.sessions} sessions of {args.turns} requests, a shared system prompt of 14,300 tokens, "
             f"{args.engines} engines; {' and '.join(policies)} in turn"
         )
     _say(starting(args.engines))

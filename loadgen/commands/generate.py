@@ -182,6 +182,7 @@ def _say(trace: Trace, words: Words, file: IO[bytes]) -> None:
             "parent_request_id": request.parent,
             "keep": ask.keep,
             "messages": ask.messages,
+            **({"tools": ask.tools} if ask.tools else {}),
             "max_tokens": request.output,
         }
         file.write(msgspec.json.encode(line) + b"\n")

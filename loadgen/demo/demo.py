@@ -7,22 +7,31 @@ import asyncio
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import count
 
 from rich.console import Console
 
-from loadgen.demo import agents
-from loadgen.demo import sessions as workload
-from loadgen.demo.live import View, comparison, view
-from loadgen.demo.sessions import Session
-from loadgen.demo.summary import Summary, summarise
+from loadgen.demo.comparison import comparison
 from loadgen.demo.watch import Watch
 from loadgen.demo.words import starting
+from loadgen.engine.options import MODEL_DIR
+from loadgen.replay.board import Board, Snapshot
+from loadgen.replay.chat_request import CHAT
+from loadgen.replay.live import view
+from loadgen.replay.replay import UNFINISHED, Counts, Options
+from loadgen.replay.run import Gateway, play
+from loadgen.replay.words import Words
+from loadgen.results.records import Row, RunInfo
 from loadgen.stack.stack import Stack, StackFailed
+from loadgen.workloads.profiles import PROFILES, fixed
+from loadgen.workloads.synthetic import generate_whole
+from loadgen.workloads.trace import Trace
 
-LIMIT = 70.0  # seconds that one policy may take: both together stay under three minutes
+LIMIT_S = 70.0  # that one policy may take: both together stay under three minutes
 REFRESH = 0.25
 LOG_S = 2.0  # what Envoy may take to write its last lines
+PROFILE = PROFILES["demo"]
 # Long enough for several prompt blocks: what is shorter than one is never found in a cache.
 SYSTEM = "You are a careful agent. Read before you write, and test what you wrote. " * 28
 
@@ -30,45 +39,63 @@ SYSTEM = "You are a careful agent. Read before you write, and test what you wrot
 def compare(args: argparse.Namespace, policies: Sequence[str]) -> int:
     """Run the same sessions under each policy. Raises StackFailed and ProcessFailed."""
     console = Console(soft_wrap=True)
-    sessions = workload.sessions(
-        args.sessions, args.turns, system_bytes=40_000, seed=args.seed, turn_bytes=8_000, think_s=1.0
-    )
-    results: list[tuple[str, Summary]] = []
+    profile = replace(PROFILE, turns=fixed(args.turns))
+    trace = generate_whole(profile, sessions=args.sessions, rate=1.0, seed=args.seed)
+    runs: list[tuple[RunInfo, list[Row]]] = []
     for policy in policies:
-        if results:
+        if runs:
             console.print(starting(args.engines), highlight=False)
-        with Stack(args.engines, policy={"policy": policy}, port=args.port) as stack, view(console) as shown:
-            watch = Watch(stack, policy, args.sessions * args.turns)
-            finished = asyncio.run(_run(watch, stack.url, sessions, shown))
-            stack.access_log(len(watch.records), LOG_S)
-            shown.show(watch.snapshot())
-        if not finished:
-            console.print(f"{policy}: cut off after {LIMIT:.0f} s; the figures are of what was finished until then")
-        for error in sorted({record.error for record in watch.records if record.error}):
-            console.print(f"{policy}: a request failed: {error}", highlight=False)
-        results.append((policy, summarise(watch.records, [engine.address for engine in stack.engines])))
-    console.print(comparison(results))
-    return 1 if any(summary.failed for _, summary in results) else 0
+        with Stack(args.engines, policy={"policy": policy}, port=args.port) as stack:
+            runs.append(_under(policy, stack, trace, args, console))
+    console.print(comparison(runs))
+    return 1 if any(row.error for _, rows in runs for row in rows) else 0
 
 
-async def _run(watch: Watch, url: str, sessions: Sequence[Session], shown: View) -> bool:
-    """Run the sessions and show them meanwhile. False when their time was up before they were through."""
-    showing = asyncio.create_task(_show(watch, shown))
-    try:
-        async with asyncio.timeout(LIMIT):
-            await agents.run(url, sessions, on_record=watch.records.append)
-    except TimeoutError:
-        return False
-    finally:
-        showing.cancel()
-        await asyncio.gather(showing, return_exceptions=True)
-    return True
+def _under(
+    policy: str, stack: Stack, trace: Trace, args: argparse.Namespace, console: Console
+) -> tuple[RunInfo, list[Row]]:
+    """Run the sessions, all at a time, and show them meanwhile."""
+    instances = [engine.address for engine in stack.engines]
+    rows: list[Row] = []
+    board = Board(policy, len(trace.requests), Counts(), instances)
 
+    def on_row(row: Row) -> None:
+        if row.error != UNFINISHED:  # cut off, which is said below
+            rows.append(row)
 
-async def _show(watch: Watch, shown: View) -> None:
-    while True:
-        shown.show(await asyncio.to_thread(watch.snapshot))
-        await asyncio.sleep(REFRESH)
+    async def run() -> None:
+        async with asyncio.timeout(LIMIT_S):
+            gateway = Gateway(url=stack.url, headers={}, timeout_s=300.0)
+            script = Words(trace, MODEL_DIR)
+            options = Options(closed=args.sessions)
+            await play(gateway, trace, script, options, on_row, board, show)
+
+    watch = Watch(stack)
+    with view(console) as shown:
+
+        def show(snapshot: Snapshot) -> None:
+            shown.show(watch.complete(snapshot))
+
+        try:
+            asyncio.run(run())
+        except TimeoutError:
+            console.print(f"{policy}: cut off after {LIMIT_S:.0f} s; the figures are of what was finished until then")
+        stack.access_log(len(rows), LOG_S)
+        show(board.snapshot())
+    for error in sorted({row.error for row in rows if row.error}):
+        console.print(f"{policy}: a request failed: {error}", highlight=False)
+    end = max((row.end_s or row.sent_s for row in rows), default=0.0)
+    info = RunInfo(
+        kind="replay",
+        label=policy,
+        policy=policy,
+        workload=trace.name,
+        rate=1.0,
+        seed=args.seed,
+        instances=instances,
+        window=(0.0, end + 1e-6),
+    )
+    return info, rows
 
 
 def serve(args: argparse.Namespace, policy: str, port: int) -> int:
@@ -76,7 +103,7 @@ def serve(args: argparse.Namespace, policy: str, port: int) -> int:
     console = Console(soft_wrap=True)
     with Stack(args.engines, policy={"policy": policy}, port=port) as stack:
         first, second = _questions(stack)
-        ask = f"curl -si {stack.url}{agents.CHAT} -H 'content-type: application/json' -d"
+        ask = f"curl -si {stack.url}{CHAT} -H 'content-type: application/json' -d"
         console.print(
             f"""\
 {args.engines} engines are up behind Envoy, policy {policy}. Ctrl-C stops everything.

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Tokenizer
 
-REMEMBERED = 1024  # texts between added tokens, that is, messages ...
-REMEMBERED_LENGTH = 65_536  # ... of at most so many characters: at most about 150 MB together
+REMEMBERED = 512  # texts between added tokens, that is, messages ...
+REMEMBERED_LENGTH = 131_072  # ... of at most so many characters: at most about 150 MB together
 
 
 class Tokens:

@@ -58,6 +58,7 @@ class Counts:
     failed: int = 0  # what was not sent for its parent's failure included
     late: int = 0  # of those sent
     doubtful: int = 0  # answers whose usage says what cannot be
+    short: int = 0  # replies that were to have an exact length, and have fewer tokens
 
 
 @dataclass(slots=True)
@@ -152,16 +153,17 @@ class Replay:
         self, family: _Family, request: TraceRequest, due_s: float, before: Messages, ask: Awaitable[Turn]
     ) -> None:
         """Send a request at its time, after the conversation `before`, and set off those that waited for its end."""
-        conversation = carried_on(before, await ask)
+        turn = await ask
+        conversation = carried_on(before, turn)
         await self._until(due_s)
-        body = self._body(request, conversation)
+        body = self._body(request, conversation, turn.tools)
         children = self._children.get(request.id, ())
         exchange = ChatRequest()
         asks = [self._compose(child) for child in children]
         try:
             await self._send(request, due_s, exchange, body)
         finally:
-            self._on_row(self._row(request, due_s, exchange))
+            self._on_row(self._row(request, due_s, exchange, exact=not turn.tools))
         ended = exchange.end_s - self._began
         if exchange.error is not None:
             self._drop(family, request, ended)
@@ -179,7 +181,9 @@ class Replay:
         exchange.error = UNFINISHED
         try:
             path = f"{options.prefix}{CHAT}{query}"
-            await exchange.send(self._http, body, path=path, instance_header=options.instance_header)
+            await exchange.send(
+                self._http, body, path=path, stream=request.stream, instance_header=options.instance_header
+            )
         finally:
             counts.in_flight -= 1
             counts.done += 1
@@ -204,7 +208,7 @@ class Replay:
         stamp = family.start_s + self._scaled(request.arrival_s - family.first.arrival_s)
         return stamp if parent_end is None else max(stamp, parent_end)
 
-    def _row(self, request: TraceRequest, due_s: float, exchange: ChatRequest) -> Row:
+    def _row(self, request: TraceRequest, due_s: float, exchange: ChatRequest, *, exact: bool) -> Row:
         row = _planned(request, due_s, exchange.error)
         tokens = exchange.reading.tokens(request.output)
         self.counts.doubtful += tokens.doubtful
@@ -215,18 +219,18 @@ class Replay:
         row.produced = exchange.reading.pieces if tokens.completion is None else tokens.completion
         row.local = tokens.cached
         row.instance, row.status = exchange.instance, exchange.status
+        self.counts.short += exact and row.ok and row.produced < row.output
         return row
 
-    def _body(self, request: TraceRequest, messages: Messages) -> bytes:
-        body: dict[str, Json] = {
-            "messages": messages,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-            "temperature": 0,
-            "max_tokens": request.output,
-            "min_tokens": request.output,
-            "ignore_eos": True,
-        }
+    def _body(self, request: TraceRequest, messages: Messages, tools: Sequence[Json]) -> bytes:
+        body: dict[str, Json] = {"messages": messages, "temperature": 0, "max_tokens": request.output}
+        body["stream"] = request.stream
+        if request.stream:
+            body["stream_options"] = {"include_usage": True}
+        if tools:
+            body["tools"] = tools
+        else:
+            body |= {"min_tokens": request.output, "ignore_eos": True}
         if self._options.model:
             body["model"] = self._options.model
         return msgspec.json.encode(body)

@@ -15,10 +15,11 @@ import aiohttp
 import msgspec
 import uvloop
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from loadgen.replay.answers import plain
+from loadgen.replay.board import Board, Snapshot
 from loadgen.replay.chat_request import connect, read_whole
+from loadgen.replay.live import TerminalView
 from loadgen.replay.replay import LATE_S, PARENT_FAILED, Counts, Options, Replay
 from loadgen.replay.script import Script
 from loadgen.results.measures import Quantiles, measure, slo_of
@@ -72,16 +73,18 @@ def perform(
     """
     rows: list[Row] = []
     counts = Counts()
+    board = Board(info.label, len(trace.requests), counts, info.instances)
     try:
-        with _no_long_collections(), RunWriter(directory, info) as writer:
+        with _no_long_collections(), RunWriter(directory, info) as writer, _shown() as show:
 
             def on_row(row: Row) -> None:
                 rows.append(row)
                 writer.add(row)
 
             try:
-                uvloop.run(_perform(gateway, trace, script, options, counts, on_row))
+                uvloop.run(play(gateway, trace, script, options, on_row, board, show))
             finally:
+                show(board.snapshot())
                 _complete(info, rows, counts, options)
     except KeyboardInterrupt:
         return Outcome(rows, counts, interrupted=True)
@@ -99,8 +102,8 @@ def summary(outcome: Outcome, info: RunInfo) -> Iterator[str]:
     errors = Counter(_reason(row) for row in rows if row.error is not None)
     for reason, count in errors.most_common(SHOWN_ERRORS):
         yield f"                {count} x {reason}"
-    if short := sum(row.ok and row.produced < row.output for row in rows):
-        yield f"short           {short} replies had fewer tokens than asked for: does something drop ignore_eos?"
+    if counts.short:
+        yield f"short           {counts.short} replies had fewer tokens than asked for: does something drop ignore_eos?"
     if counts.doubtful:
         yield f"usage           {counts.doubtful} answers gave counts of tokens that cannot be: they are left out"
     if not counts.sent:
@@ -152,28 +155,50 @@ async def _probe(gateway: Gateway, prefix: str) -> str | None:
     return plain(name) if isinstance(name, str) else None
 
 
-async def _perform(
+async def play(
     gateway: Gateway,
     trace: Trace,
     script: Script,
     options: Options,
-    counts: Counts,
     on_row: Callable[[Row], None],
+    board: Board | None = None,
+    show: Callable[[Snapshot], None] = lambda _: None,
 ) -> None:
+    """Replay once. `on_row` sees each row as its request ends; `show` is called now and then, in a thread, with how the
+    `board` stands. Cancelled, it leaves rows of what was in flight.
+    """
+
+    def note(row: Row) -> None:
+        if board:
+            board.add(row)
+        on_row(row)
+
     async with connect(gateway.url, headers=gateway.headers, timeout_s=gateway.timeout_s) as http:
-        replay = Replay(http, trace, script, options, on_row, counts)
-        with _progress(counts, len(trace.requests)) as show:
-            showing = asyncio.create_task(_show(show))
-            try:
-                await replay.run()
-            finally:
+        replay = Replay(http, trace, script, options, note, board.counts if board else None)
+        showing = asyncio.create_task(_show(board, show)) if board else None
+        try:
+            await replay.run()
+        finally:
+            if showing:
                 showing.cancel()
+                await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show(show: Callable[[], None]) -> None:
+async def _show(board: Board, show: Callable[[Snapshot], None]) -> None:
     while True:
-        show()
+        await asyncio.to_thread(show, board.snapshot())
         await asyncio.sleep(REFRESH_S)
+
+
+@contextlib.contextmanager
+def _shown() -> Iterator[Callable[[Snapshot], None]]:
+    """The live view on stderr, on a terminal alone."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda _: None
+        return
+    with TerminalView(console) as view:
+        yield view.show
 
 
 @contextlib.contextmanager
@@ -184,24 +209,6 @@ def _no_long_collections() -> Iterator[None]:
         yield
     finally:
         gc.unfreeze()
-
-
-@contextlib.contextmanager
-def _progress(counts: Counts, total: int) -> Iterator[Callable[[], None]]:
-    console = Console(stderr=True)
-    columns = (TextColumn("replay"), BarColumn(bar_width=20), TimeElapsedColumn(), TextColumn("{task.description}"))
-    with Progress(*columns, console=console, auto_refresh=False, disable=not console.is_terminal) as bar:
-        task = bar.add_task("", total=total)
-
-        def show() -> None:
-            text = (
-                f"{counts.sent} sent, {counts.in_flight} in flight, {counts.done} of {total} done, "
-                f"{counts.failed} failed, {counts.late} late"
-            )
-            bar.update(task, completed=counts.done, description=text, refresh=True)
-
-        yield show
-        show()
 
 
 def _complete(info: RunInfo, rows: Sequence[Row], counts: Counts, options: Options) -> None:

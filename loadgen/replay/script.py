@@ -19,6 +19,7 @@ class Turn:
 
     keep: int
     messages: Messages
+    tools: Sequence[Json] = ()  # it offers; with any, the reply ends where the model ends it
 
 
 class Script(Protocol):

@@ -19,6 +19,7 @@ from loadgen.engine.chat_template import ChatTemplate
 from loadgen.engine.tokenizer import Tokens
 from loadgen.json_types import Json
 from loadgen.replay.script import Turn
+from loadgen.replay.tools import Tools
 from loadgen.workloads.trace import Trace, TraceRequest, common, cut, length, names
 
 REMEMBERED = 16_384  # blocks' words: 10 MB of references for blocks of 64 tokens
@@ -32,7 +33,7 @@ class _End(NamedTuple):
 
 
 class Words:
-    """The words of a workload: a `conversation.Script`. A parent must be asked for before its children."""
+    """The words of a workload: a `script.Script`. A parent must be asked for before its children."""
 
     def __init__(self, trace: Trace, model_dir: Path) -> None:
         """`model_dir`: tokenizer and chat template of the model that will be asked (as `engine --model-dir`).
@@ -43,7 +44,9 @@ class Words:
         self._vocabulary = [text for _, text in tokens.words()]
         if not self._vocabulary:
             raise ValueError(f"{model_dir}/tokenizer.json: no words of a single token, so no text of a known length")
-        self._frame, self._closing = _overhead(tokens, ChatTemplate(model_dir), self._vocabulary[0])
+        template = ChatTemplate(model_dir)
+        self._frame, self._closing = _overhead(tokens, template, self._vocabulary[0])
+        self._tools = Tools(tokens, template, self._vocabulary[0])
         self._size = trace.block_size
         self._requests = {request.id: request for request in trace.requests}
         self._ends: dict[str, list[_End]] = {}  # of a request's messages, its reply included
@@ -59,10 +62,12 @@ class Words:
 
         def say(role: str, end: int) -> None:
             start = ends[-1].at if ends else 0
-            count = max(1, end - start - self._frame)
+            taken = request.tools if tools and role == "system" else 0
+            count = max(1, end - start - self._frame - taken)
             messages.append({"role": role, "content": self._text(request, start, count, system=role == "system")})
-            ends.append(_End(start + count + self._frame, role == "assistant"))
+            ends.append(_End(start + count + self._frame + taken, role == "assistant"))
 
+        tools = self._defined(request)
         if not ends and request.system:
             say("system", request.system)
         for role, end in self._history(request, ends):
@@ -70,7 +75,12 @@ class Words:
         say("user", request.input - self._closing)
         replied = ends[-1].at + self._frame + request.output
         self._ends[request.id] = [*ends, _End(replied, True)]
-        return Turn(keep, messages)
+        return Turn(keep, messages, tools)
+
+    def _defined(self, request: TraceRequest) -> list[Json]:
+        """Tools out of the words at the end of the system prompt, where templates write them."""
+        count = self._tools.words(request.tools)
+        return self._tools.define(request.tools, self._said(request, request.system - count, count, system=True))
 
     def _kept(self, request: TraceRequest, parent: TraceRequest, before: list[_End]) -> int:
         """How many messages of the parent's conversation the prompt still begins with."""
@@ -105,6 +115,9 @@ class Words:
         ]
 
     def _text(self, request: TraceRequest, start: int, count: int, *, system: bool) -> str:
+        return "".join(self._said(request, start, count, system=system))
+
+    def _said(self, request: TraceRequest, start: int, count: int, *, system: bool) -> list[str]:
         """`count` words: those that stand at positions `start` and on of the prompt."""
         size = self._size
         first, last = start // size, (start + count - 1) // size
@@ -113,7 +126,7 @@ class Words:
         rest = f"after {seeds[-1] if seeds else request.system}" if system else f"in {request.id}"
         seeds += [f"{rest}/{place}" for place in range(first + len(seeds), last + 1)]
         words = [word for seed in seeds for word in self._block(seed)]
-        return "".join(words[start - first * size :][:count])
+        return words[start - first * size :][:count]
 
     def _draw(self, seed: int | str) -> list[str]:
         return random.Random(seed).choices(self._vocabulary, k=self._size)

@@ -146,6 +146,25 @@ def _spread(table: list[list[float]], column: int, begin: float, end: float, wid
         table[window][column] += tokens * (overlap / (end - begin) if end > begin else 1.0)
 
 
+def busy(rows: Iterable[Row], info: RunInfo, width_s: float) -> list[list[float]]:
+    """Request-seconds of each instance (a column) in each `width_s` of the window: how long requests were there."""
+    start, end = info.window
+    column = {name: number for number, name in enumerate(info.instances)}
+    table = [[0.0] * len(column) for _ in range(math.ceil((end - start) / width_s - 1e-9))]
+    for row in rows:
+        if row.instance in column and row.end_s is not None:
+            spent = row.end_s - row.sent_s
+            _spread(table, column[row.instance], row.sent_s - start, row.end_s - start, width_s, spent)
+    return table
+
+
+def mean_imbalance(table: Sequence[Sequence[float]]) -> float:
+    """Hottest / mean over windows that count as much as was done in them: for runs of a few windows, where the last one
+    is nearly idle and says little."""
+    done = [sum(row) for row in table if sum(row) > 0]
+    return sum(map(math.prod, zip(imbalances(table), done, strict=True))) / sum(done) if done else math.nan
+
+
 def imbalances(table: Iterable[Sequence[float]]) -> list[float]:
     """Hottest / mean of each window that did anything."""
     return [max(row) * len(row) / sum(row) for row in table if sum(row) > 0]

@@ -41,6 +41,11 @@ def lognormal(median: float, sigma: float, most: float = math.inf, least: float 
     return Spread(((1.0, median, sigma),), most, least)
 
 
+def fixed(value: float) -> Spread:
+    """Always the same value."""
+    return lognormal(value, 1e-9, most=value, least=value)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """What sessions of one kind do. Lengths in tokens, times in seconds, shares from 0 to 1."""
@@ -66,6 +71,7 @@ class Profile:
     children: int  # of a fork, at most, evenly from 1
     inherited: float  # share of the parent's context that a child carries at least, evenly to 1
     child_turns: Spread
+    tools: int = 0  # of the system prompt, the tokens that define tools
     lookback_s: float  # about 1 % of the requests come later than this after their session began
 
     def check(self) -> None:
@@ -211,4 +217,32 @@ CHAT = Profile(
     lookback_s=1 * 3600.0,
 )
 
-PROFILES = {profile.name: profile for profile in (PAPER_TRACE_1, CLAUDE_CODE, BAILIAN_CODER, CHAT)}
+# What `make run` shows: as many tokens as a minute on a laptop allows, all sessions with one system prompt, and tools
+# that replies call. No source: the prompt is a coding agent's, the rest is small.
+DEMO = Profile(
+    name="demo",
+    about="small coding agents that share one system prompt and call tools, for a minute on simulated engines",
+    one_shot=0.0,
+    turns=fixed(6),
+    shared=((14_300, 1.0),),
+    private=14_300,
+    single=lognormal(3_000, 0.25, most=4_500, least=1_500),
+    first=lognormal(3_000, 0.25, most=4_500, least=1_500),
+    append=lognormal(3_000, 0.25, most=4_500, least=1_500),
+    output=fixed(64),
+    user=0.0,
+    agent_gap=lognormal(0.7, 0.8, most=4.0),
+    user_gap=lognormal(0.7, 0.8, most=4.0),
+    context=128_000,
+    summary=1_000,
+    reset=0.0,
+    broken=0.0,
+    forks=0.0,
+    children=1,
+    inherited=1.0,
+    child_turns=fixed(1),
+    tools=1_200,
+    lookback_s=120.0,
+)
+
+PROFILES = {profile.name: profile for profile in (PAPER_TRACE_1, CLAUDE_CODE, BAILIAN_CODER, CHAT, DEMO)}

@@ -25,6 +25,7 @@ def scaled(trace: Trace, factor: float) -> Trace:
             input=max(1, length(request.input)),
             output=max(1, length(request.output)),
             system=length(request.system),
+            tools=length(request.tools),
             history=length(request.history),
         )
         for request in trace.requests

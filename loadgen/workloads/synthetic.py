@@ -199,6 +199,7 @@ class _Sessions:
                         gap_s=None if parent is None else gap,
                         duration_s=duration,
                         system=context.system,
+                        tools=min(profile.tools, context.system),
                         history=context.replies[-1] if context.replies else 0,
                     )
                 )

@@ -61,6 +61,8 @@ class TraceRequest:
     duration_s: float | None = None
     system: int = 0  # of the prompt, the leading tokens that are system prompt and tools
     history: int = 0  # of the prompt, the leading tokens up to the end of the last assistant reply
+    tools: int = 0  # of `system`, the tokens that define tools; a request with tools may be answered by a call of one
+    stream: bool = True  # whether the reply is asked for token by token
 
 
 @dataclass(frozen=True, slots=True)

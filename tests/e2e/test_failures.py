@@ -5,9 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 
-from loadgen.demo import agents, sessions
 from loadgen.stack.stack import REDIS, Stack
-from tests.support.agents import WORD, Answer, chat, decision, decisions, errors, loads, post, stickiness, until
+from tests.support.agents import (
+    WORD,
+    Answer,
+    chat,
+    decision,
+    decisions,
+    errors,
+    loads,
+    played,
+    post,
+    sessions,
+    stickiness,
+    until,
+)
 
 
 async def steadily(stack: Stack, requests: int, during: Callable[[], Awaitable[None]]) -> list[Answer]:
@@ -43,9 +55,9 @@ async def test_ext_proc_dies_and_returns() -> None:
         async with asyncio.timeout(15):
             while not await decides():
                 await asyncio.sleep(0.2)
-        records = await agents.run(stack.url, sessions.sessions(6, 3, 4_000))
-        assert not errors(records)
-        assert stickiness(records) == 1
+        rows = await played(stack, sessions(6, 3))
+        assert not errors(rows)
+        assert stickiness(rows) == 1
 
 
 async def test_an_engine_dies_and_returns() -> None:
@@ -94,9 +106,9 @@ async def test_redis_dies_and_returns() -> None:
         await until(lambda: all(state(stack, engine.address) == "exact" for engine in stack.engines))
 
         async def sticks() -> bool:
-            records = await agents.run(stack.url, sessions.sessions(3, 3, 4_000))
-            assert not errors(records)
-            return stickiness(records) == 1
+            rows = await played(stack, sessions(3, 3))
+            assert not errors(rows)
+            return stickiness(rows) == 1
 
         async with asyncio.timeout(30):
             while not await sticks():

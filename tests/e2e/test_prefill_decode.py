@@ -10,11 +10,22 @@ from typing import Any
 
 import pytest
 
-from loadgen.demo import agents
-from loadgen.demo import sessions as workload
 from loadgen.stack.stack import Stack
 from tests.e2e.test_bodies import assert_clean
-from tests.support.agents import WORD, chat, complaints, decision, decisions, errors, get, loads, post, until
+from tests.support.agents import (
+    WORD,
+    chat,
+    complaints,
+    decision,
+    decisions,
+    errors,
+    get,
+    loads,
+    played,
+    post,
+    sessions,
+    until,
+)
 
 ROLES = ("prefill", "prefill", "decode", "decode")
 PREFILL, DECODE = slice(0, 2), slice(2, 4)
@@ -48,11 +59,10 @@ async def test_both_modes_serve_the_workload(mode: str, body_mode: str) -> None:
     """24 sessions without a failure: prompts are computed on prefill instances, where sessions stay; the decode
     instances answer with the KV that they pulled; nothing is left behind."""
     with disaggregated(mode, body_mode=body_mode) as stack:
-        sessions = workload.sessions(24, 4, system_bytes=40_000)
-        records = await agents.run(stack.url, sessions, concurrency=24)
-        assert not errors(records)
+        rows = await played(stack, sessions(24, 4, system=14_000))
+        assert not errors(rows)
         made = decisions(stack, 96)
-        assert {record.instance for record in records} == {engine.address for engine in stack.engines[DECODE]}
+        assert {row.instance for row in rows} == {engine.address for engine in stack.engines[DECODE]}
         prefill = Counter(one["prefill_instance"] for one in made)
         assert prefill.keys() == {engine.address for engine in stack.engines[PREFILL]}
         assert min(prefill.values()) >= 24
@@ -72,10 +82,9 @@ async def test_a_prefill_instance_is_killed(mode: str) -> None:
             await until(lambda: len(stack.access_log()) >= 20, 60)
             await asyncio.to_thread(stack.engines[0].kill)
 
-        sessions = workload.sessions(24, 4, system_bytes=20_000)
-        records, _ = await asyncio.gather(agents.run(stack.url, sessions, concurrency=24), kill())
-        assert not errors(records)
-        assert len(records) == 96
+        rows, _ = await asyncio.gather(played(stack, sessions(24, 4, system=7_000)), kill())
+        assert not errors(rows)
+        assert len(rows) == 96
         assert stack.engines[1].address in {one.get("prefill_instance") for one in decisions(stack, 96)}
         await until(lambda: not any(loads(stack)) and not any(unprefilled(stack)))
         assert stack.envoy_counter("http.agents.ext_proc.message_timeouts") == 0
@@ -91,11 +100,10 @@ async def test_a_decode_instance_is_killed(body_mode: str) -> None:
             await until(lambda: len(stack.access_log()) >= 10, 60)
             await asyncio.to_thread(stack.engines[2].kill)
 
-        sessions = workload.sessions(12, 4, system_bytes=20_000)
-        records, _ = await asyncio.gather(agents.run(stack.url, sessions, stream=False), kill())
-        assert not errors(records)
-        assert len(records) == 48
-        assert {record.instance for record in records} == {engine.address for engine in stack.engines[DECODE]}
+        rows, _ = await asyncio.gather(played(stack, sessions(12, 4, system=7_000, stream=False)), kill())
+        assert not errors(rows)
+        assert len(rows) == 48
+        assert {row.instance for row in rows} == {engine.address for engine in stack.engines[DECODE]}
         await until(lambda: not any(loads(stack)) and not any(unprefilled(stack)))
 
 

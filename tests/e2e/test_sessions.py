@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
-from loadgen.demo import agents
-from loadgen.demo import sessions as workload
 from loadgen.stack.stack import MEMORY, REDIS, Stack
 from tests.support.agents import (
     WORD,
@@ -18,9 +17,11 @@ from tests.support.agents import (
     decision,
     decisions,
     errors,
-    instances_of,
+    first_instances,
     loads,
+    played,
     post,
+    sessions,
     stickiness,
     until,
 )
@@ -29,14 +30,12 @@ from tests.support.agents import (
 @pytest.mark.parametrize("index", [MEMORY, REDIS])
 async def test_24_sessions_with_one_system_prompt(index: str) -> None:
     """Each of 4 engines gets 6 of the 24 sessions, and at least 95 % of follow-ups return; nothing is left behind."""
-    sessions = workload.sessions(24, 4, system_bytes=40_000)
     with Stack(engines=4, index=index) as stack:
-        records = await agents.run(stack.url, sessions, concurrency=24)
+        rows = await played(stack, sessions(24, 4, system=14_000))
         made = decisions(stack, 96)
-        assert not errors(records)
-        first = Counter(turns[0] for turns in instances_of(records).values())
-        assert first == {engine.address: 6 for engine in stack.engines}
-        assert stickiness(records) >= 0.95
+        assert not errors(rows)
+        assert first_instances(rows) == {engine.address: 6 for engine in stack.engines}
+        assert stickiness(rows) >= 0.95
         assert [d["reason"] for d in made].count("first_turn") == 24
         await until(lambda: not any(loads(stack)))
         assert stack.envoy_counter("http.agents.ext_proc.streams_failed") == 0
@@ -87,8 +86,12 @@ async def test_an_evicted_session_is_balanced_again(stack: Stack) -> None:
 async def test_a_compacted_session_counts_as_new(stack: Stack) -> None:
     """An agent that drops its history sends a new prefix without assistant messages: a first turn."""
     before = len(stack.access_log())
-    records = await agents.run(stack.url, workload.sessions(1, 4, 2_000, seed=7, compact_every=2, turn_bytes=1_000))
-    assert not errors(records)
+    went_on = sessions(1, 4, text=400, seed=7)
+    compacted = [
+        replace(one, turn=place % 2, history=0 if place == 2 else one.history)
+        for place, one in enumerate(went_on.requests)
+    ]
+    assert not errors(await played(stack, replace(went_on, requests=compacted)))
     reasons = [made["reason"] for made in decisions(stack, before + 4)[-4:]]
     assert reasons == ["first_turn", "stick", "first_turn", "stick"]
 

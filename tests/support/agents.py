@@ -1,19 +1,30 @@
-"""What the end-to-end tests share: one request through Envoy, and questions about many."""
+"""What the end-to-end tests share: one request through Envoy, agents' sessions, and questions about them."""
 
 from __future__ import annotations
 
 import asyncio
 import io
 import json
+import math
 import uuid
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import aiohttp
 
-from loadgen.demo.agents import CHAT, Record
+from loadgen.engine.options import MODEL_DIR
+from loadgen.replay.chat_request import CHAT
+from loadgen.replay.replay import Options
+from loadgen.replay.run import Gateway, play
+from loadgen.replay.words import Words
+from loadgen.results import measures
+from loadgen.results.records import Row
 from loadgen.stack.stack import Stack
+from loadgen.workloads.profiles import PROFILES, fixed, lognormal
+from loadgen.workloads.synthetic import generate_whole
+from loadgen.workloads.trace import Trace
 
 WORD = "the quick brown fox jumps over the lazy dog and runs on "
 
@@ -82,24 +93,55 @@ def decisions(stack: Stack, at_least: int) -> list[dict[str, Any]]:
     return [entry["smetric"] or {} for entry in stack.access_log(at_least)]
 
 
-def instances_of(records: Sequence[Record]) -> Mapping[str, list[str | None]]:
-    """The instances that served each session, by turn."""
-    turns: dict[str, list[Record]] = defaultdict(list)
-    for record in records:
-        turns[record.session].append(record)
-    return {name: [r.instance for r in sorted(some, key=lambda r: r.turn)] for name, some in turns.items()}
+def sessions(
+    count: int,
+    turns: int,
+    *,
+    system: int = 1_400,
+    text: int = 1_500,
+    reply: int = 64,
+    seed: int = 0,
+    stream: bool = True,
+) -> Trace:
+    """Agents' sessions: a shared system prompt of `system` tokens, tools included, and about `text` more a turn, sent
+    without thinking. Replies are the engine's own: words or calls, of at most `reply` tokens."""
+    added = lognormal(text, 0.25, most=1.5 * text, least=0.5 * text)
+    profile = replace(
+        PROFILES["demo"],
+        turns=fixed(turns),
+        shared=((system, 1.0),),
+        private=system,
+        first=added,
+        single=added,
+        append=added,
+        output=fixed(reply),
+        agent_gap=fixed(1e-6),
+    )
+    trace = generate_whole(profile, sessions=count, rate=1.0, seed=seed)
+    return replace(trace, requests=[replace(request, stream=stream) for request in trace.requests])
 
 
-def stickiness(records: Sequence[Record]) -> float:
+async def played(stack: Stack, trace: Trace, at_a_time: int = 1_000) -> list[Row]:
+    """The rows of a trace's requests through Envoy, in the order of their ends; what follows a failed one is failed."""
+    rows: list[Row] = []
+    gateway = Gateway(url=stack.url, headers={}, timeout_s=300.0)
+    await play(gateway, trace, Words(trace, MODEL_DIR), Options(closed=at_a_time), rows.append)
+    return rows
+
+
+def first_instances(rows: Sequence[Row]) -> Counter[str | None]:
+    """How many sessions began on each instance."""
+    return Counter(row.instance for row in rows if row.turn == 0)
+
+
+def stickiness(rows: Sequence[Row]) -> float:
     """The share of follow-ups that returned to the instance of their session's first turn."""
-    served = instances_of(records).values()
-    returned = [instance == turns[0] for turns in served for instance in turns[1:]]
-    return sum(returned) / len(returned)
+    return measures.stickiness(rows, (0.0, math.inf))[0]
 
 
-def errors(records: Sequence[Record]) -> Counter[str | None]:
+def errors(rows: Sequence[Row]) -> Counter[str | None]:
     """What went wrong, counted; empty where nothing did."""
-    return Counter(record.error for record in records if not record.ok)
+    return Counter(row.error for row in rows if not row.ok)
 
 
 def loads(stack: Stack) -> list[int]:

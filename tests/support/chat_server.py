@@ -17,11 +17,13 @@ from loadgen.workloads.trace import TraceRequest, Trigger
 
 REPLY = ({"role": "assistant", "content": ""}, {"content": " so"}, {"content": " be"}, {"content": " it"})
 USED = 4  # tokens of any reply, the end of the turn included
+TOOL = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
 INSTANCE = "10.0.0.1:8000"
 
 
 class Words:
-    """A script that says each request's id. A compaction keeps the system prompt, `keep` says otherwise by id."""
+    """A script that says each request's id, and offers a tool where the request does. A compaction keeps the system
+    prompt, `keep` says otherwise by id."""
 
     def __init__(self, keep: Mapping[str, int] | None = None) -> None:
         self._keep = keep or {}
@@ -31,10 +33,11 @@ class Words:
         assert request.parent in self._asked, "a parent must be asked for before its children"
         self._asked.add(request.id)
         said = {"role": "user", "content": request.id}
+        tools = [TOOL] if request.tools else []
         if request.parent is None:
-            return Turn(0, [{"role": "system", "content": "system"}, said])
+            return Turn(0, [{"role": "system", "content": "system"}, said], tools)
         kept = 1 if request.trigger is Trigger.COMPACTION else 1_000
-        return Turn(self._keep.get(request.id, kept), [said])
+        return Turn(self._keep.get(request.id, kept), [said], tools)
 
 
 class ChatServer:
@@ -42,8 +45,8 @@ class ChatServer:
 
     The test sets: `reply` (deltas, by id, REPLY where it says nothing), `status` (by id, else `default_status`), `cut`
     (ids whose answer ends in the middle), `held` (ids whose answer never ends), `hold_s` (until an answer's headers),
-    `think_s` (from there to its first token), `models_answer`, `models_status`, and `on_ask`, which hears the path of
-    each request.
+    `think_s` (from there to its first token), `end` (of a stream), `junk` (in place of an answer that does not stream),
+    `models_answer`, `models_status`, and `on_ask`, which hears the path of each request.
     """
 
     def __init__(self) -> None:
@@ -56,6 +59,8 @@ class ChatServer:
         self.cut: set[str] = set()
         self.held: set[str] = set()
         self.hold_s = self.think_s = 0.0
+        self.end = b"data: [DONE]\n\n"
+        self.junk: bytes | None = None
         self.open: set[str] = set()
         self.most_open: set[str] = set()
         self.models_answer = '{"data": [{"id": "tiny"}]}'
@@ -82,6 +87,8 @@ class ChatServer:
             await asyncio.sleep(self.hold_s)
             if (status := self.status.get(name, self.default_status)) != 200:
                 return web.json_response({"error": {"message": "no room"}}, status=status)
+            if not body["stream"]:
+                return self._whole(name, len(body["messages"]))
             return await self._stream(request, name, len(body["messages"]))
         finally:
             self.open.discard(name)
@@ -91,11 +98,6 @@ class ChatServer:
         await response.prepare(request)
         await response.write(b": no token yet\n\n")
         await asyncio.sleep(self.think_s)
-        usage = {
-            "prompt_tokens": 10 * messages,
-            "completion_tokens": USED,
-            "prompt_tokens_details": {"cached_tokens": 10 * messages - 10},
-        }
         for delta in self.reply.get(name, REPLY):
             await response.write(_event({"choices": [{"delta": delta}]}))
         if name in self.held:
@@ -104,8 +106,17 @@ class ChatServer:
             assert request.transport
             request.transport.close()
             return response
-        await response.write(_event({"choices": [], "usage": usage}) + b"data: [DONE]\n\n")
+        await response.write(_event({"choices": [], "usage": _usage(messages)}) + self.end)
         return response
+
+    def _whole(self, name: str, messages: int) -> web.Response:
+        message: dict[str, Any] = {"role": "assistant", "content": None}
+        for delta in self.reply.get(name, REPLY):
+            message["content"] = (message["content"] or "") + (delta.get("content") or "")
+            message |= {"tool_calls": delta["tool_calls"]} if "tool_calls" in delta else {}
+        answer = {"choices": [{"message": message}], "usage": _usage(messages)}
+        body = json.dumps(answer).encode() if self.junk is None else self.junk
+        return web.Response(body=body, headers={"x-engine": INSTANCE})
 
 
 @asynccontextmanager
@@ -119,6 +130,11 @@ async def chat_server() -> AsyncIterator[ChatServer]:
     server.url = str(running.make_url("")).rstrip("/")
     yield server
     await running.close()
+
+
+def _usage(messages: int) -> dict[str, Any]:
+    details = {"cached_tokens": 10 * messages - 10}
+    return {"prompt_tokens": 10 * messages, "completion_tokens": USED, "prompt_tokens_details": details}
 
 
 def _event(chunk: Mapping[str, Any]) -> bytes:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import aiohttp
 
-from loadgen.demo.agents import CHAT
+from loadgen.replay.chat_request import CHAT
 from loadgen.stack.parts import Engine
 from loadgen.stack.stack import Stack
 from tests.support.agents import WORD, chat, until

@@ -13,8 +13,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,10 +23,13 @@ import aiohttp
 import pytest
 
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
-from loadgen.demo import sessions as workload
+from loadgen.replay.script import Messages, carried_on
+from loadgen.replay.words import Words
 from loadgen.stack.envoy_config import HOST, EnvoySettings, render
 from loadgen.stack.parts import envoy_program, get, redis_server
 from loadgen.stack.processes import Child, free_port, listens
+from loadgen.workloads.trace import TraceRequest
+from tests.support.agents import sessions
 
 VENV = os.environ.get("SMETRIC_VLLM")
 pytestmark = [
@@ -201,23 +205,20 @@ async def test_predictions_against_cached_tokens(real: Real, capsys: pytest.Capt
     vocabulary = Vocabulary.load(real.model)
     rows: list[Row] = []
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=300)) as http:
-        histories: dict[str, list[dict[str, Any]]] = {}
-        sessions = workload.sessions(10, 10, 8_000, seed=3, turn_bytes=900, max_tokens=24)
-        for turn in range(10):
-            for session in sessions:
-                history = histories.setdefault(session.id, [{"role": "system", "content": session.system}])
-                text = session.turns[turn].text
-                calls = history[-1].get("tool_calls") or []
-                history += [{"role": "tool", "tool_call_id": call["id"], "content": text} for call in calls] or [
-                    {"role": "user", "content": text}
-                ]
-                body = {"messages": history, "tools": session.tools, "max_tokens": 24, "temperature": 0}
-                row, message = await one(real, http, vocabulary, body)
-                rows.append(row._replace(session=session.id))
-                if turn % 3 == 1:  # an agent's call, as the model's own would stand in the history
-                    call = {"name": session.tools[0]["function"]["name"], "arguments": '{"path": "a.py", "line": 3}'}
-                    message["tool_calls"] = [{"id": f"c{turn}", "type": "function", "function": call}]
-                history.append({key: message.get(key) for key in ("role", "content", "tool_calls") if message.get(key)})
+        histories: dict[str, Messages] = {}
+        trace = sessions(10, 10, system=2_800, text=340, reply=24, seed=3)
+        words = Words(trace, real.model)
+        for request in sorted(trace.requests, key=lambda request: request.turn):
+            asked = words.ask(request)
+            history = carried_on(histories.get(request.session, []), asked)
+            body = {"messages": history, "tools": asked.tools, "max_tokens": request.output, "temperature": 0}
+            row, message = await one(real, http, vocabulary, body)
+            rows.append(row._replace(session=request.session))
+            if request.turn % 3 == 1:  # an agent's call, as the model's own would stand in the history
+                call = {"name": asked.tools[0]["function"]["name"], "arguments": '{"path": "a.py", "line": 3}'}
+                message["tool_calls"] = [{"id": f"c{request.turn}", "type": "function", "function": call}]
+            kept = {key: message.get(key) for key in ("role", "content", "tool_calls") if message.get(key)}
+            histories[request.session] = [*history, kept]
 
     within = [abs(row.error) <= PROMPT_BLOCK + row.engine_block for row in rows]
     homes = {row.session: row.engine for row in rows if row.turn == 0}
@@ -230,23 +231,30 @@ async def test_predictions_against_cached_tokens(real: Real, capsys: pytest.Capt
 
 async def test_concurrent_sessions_lose_nothing(real: Real) -> None:
     """Sessions side by side on real engines: every request is answered, and both engines take part."""
-    sessions = workload.sessions(8, 3, 4_000, seed=11, turn_bytes=600, max_tokens=16)
+    trace = sessions(8, 3, system=1_400, text=230, reply=16, seed=11)
+    words = Words(trace, real.model)
     served: Counter[str] = Counter()
 
-    async def run(http: aiohttp.ClientSession, session: workload.Session) -> None:
-        history: list[dict[str, Any]] = [{"role": "system", "content": session.system}]
-        for turn in session.turns:
-            history.append({"role": "user", "content": turn.text})
-            body = {"messages": history, "tools": session.tools, "max_tokens": 16, "temperature": 0}
+    async def run(http: aiohttp.ClientSession, requests: Iterable[TraceRequest]) -> None:
+        history: Messages = []
+        for request in requests:
+            asked = words.ask(request)
+            history = carried_on(history, asked)
+            body = {"messages": history, "tools": asked.tools, "max_tokens": request.output, "temperature": 0}
             path, answer = await exchange(real, http, body)
             served[(await real.decision(path))["served_by"]] += 1
-            history.append({"role": "assistant", "content": answer["choices"][0]["message"]["content"] or ""})
+            said = answer["choices"][0]["message"]["content"] or ""
+            history = [*history, {"role": "assistant", "content": said}]
 
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=600)) as http, asyncio.TaskGroup() as group:
-        for session in sessions:
-            group.create_task(run(http, session))
+        for _, requests in groupby(sorted(trace.requests, key=_session), key=_session):
+            group.create_task(run(http, list(requests)))
     assert served.total() == 24
     assert len(served) == 2
+
+
+def _session(request: TraceRequest) -> str:
+    return request.session
 
 
 def table(rows: list[Row], within: list[bool], followed: list[bool]) -> str:

@@ -2,8 +2,8 @@
 
 Fields: request_id, session_id, parent_request_id (-1: none), turn (from 0), trigger (user, agent, compaction),
 timestamp_ms, input_length, output_length, block_size, hash_ids or hash_runs ([first, count] pairs); where known also
-gap_ms, duration_ms, system_length, history_length. The first line's `facts` says what the whole trace knows; without
-it, what its lines hold.
+gap_ms, duration_ms, system_length, tools_length (of the system's), history_length; `stream` where it is false. The
+first line's `facts` says what the whole trace knows; without it, what its lines hold.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ class Line(msgspec.Struct, kw_only=True, gc=False):
     gap_ms: Milliseconds | UnsetType = UNSET
     duration_ms: Milliseconds | UnsetType = UNSET
     system_length: Count = 0
+    tools_length: Count | UnsetType = UNSET
     history_length: Count = 0
+    stream: bool | UnsetType = UNSET
     facts: list[Fact] | UnsetType = UNSET
 
 
@@ -91,7 +93,9 @@ def write(trace: Trace, file: IO[bytes]) -> None:
             gap_ms=UNSET if request.gap_s is None else _ms(request.gap_s),
             duration_ms=UNSET if request.duration_s is None else _ms(request.duration_s),
             system_length=request.system,
+            tools_length=request.tools or UNSET,
             history_length=request.history,
+            stream=UNSET if request.stream else False,
             facts=facts,
         )
         facts = UNSET
@@ -128,6 +132,9 @@ def _request(path: Path, number: int, line: Line) -> TraceRequest:
     for field, value in (("system_length", line.system_length), ("history_length", line.history_length)):
         if value > line.input_length:
             raise TraceError(path, number, f"expected at most input_length, got {value}", field)
+    tools = 0 if line.tools_length is UNSET else line.tools_length
+    if tools > line.system_length:
+        raise TraceError(path, number, f"expected at most system_length, got {tools}", "tools_length")
     return TraceRequest(
         id=str(line.request_id),
         session=str(line.session_id),
@@ -142,6 +149,8 @@ def _request(path: Path, number: int, line: Line) -> TraceRequest:
         duration_s=None if line.duration_ms is UNSET else line.duration_ms / 1000,
         system=line.system_length,
         history=line.history_length,
+        tools=tools,
+        stream=line.stream is not False,
     )
 
 

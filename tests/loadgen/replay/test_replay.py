@@ -18,11 +18,12 @@ from loadgen.commands import replay as command
 from loadgen.replay import run as replay_run
 from loadgen.replay.chat_request import connect
 from loadgen.replay.replay import PARENT_FAILED, UNFINISHED, Options, Replay
+from loadgen.replay.script import Turn
 from loadgen.results.records import CSV, Row, read_info, read_rows
 from loadgen.workloads.scaling import scaled
 from loadgen.workloads.trace import Dispatch, Fact, Trace, TraceRequest, Trigger
 from loadgen.workloads.traces import superset
-from tests.support.chat_server import INSTANCE, USED, ChatServer, Words, chat_server
+from tests.support.chat_server import INSTANCE, TOOL, USED, ChatServer, Words, chat_server
 
 CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 
@@ -132,6 +133,78 @@ async def test_lengths_are_forced(server: ChatServer) -> None:
         "min_tokens": 7,
         "ignore_eos": True,
     }
+
+
+async def test_a_request_with_tools_leaves_the_reply_to_the_model(server: ChatServer) -> None:
+    """It sends the tools at every turn, and no length but a limit; a shorter reply is no fault of anybody."""
+    server.reply["a/0"] = [{"role": "assistant", "content": ""}, {"tool_calls": [CALL]}]
+    given = trace(*(request(f"a/{n}", f"a/{n - 1}" if n else None, output=64, tools=1) for n in range(2)))
+    rows: list[Row] = []
+    async with connect(server.url, timeout_s=20.0) as http:
+        run = Replay(http, given, Words(), Options(), rows.append)
+        await run.run()
+    for body in server.bodies.values():
+        assert body["tools"] == [TOOL]
+        assert body["max_tokens"] == 64
+        assert not body.keys() & {"min_tokens", "ignore_eos"}
+    assert [message["role"] for message in server.bodies["a/1"]["messages"]] == ["system", "user", "assistant", "tool"]
+    assert [row.error for row in rows] == [None, None]
+    assert run.counts.short == 0
+    assert all(row.produced < row.output for row in rows)
+
+
+async def test_a_short_reply_is_counted(server: ChatServer) -> None:
+    """Where the length was forced, fewer tokens mean that something on the way drops what forces it."""
+    async with connect(server.url, timeout_s=20.0) as http:
+        run = Replay(http, trace(request("a/0", output=64)), Words(), Options(), lambda _: None)
+        await run.run()
+    assert run.counts.short == 1
+
+
+async def test_whole_answers_are_understood(server: ChatServer) -> None:
+    """Without streaming, text and tool calls go into the history too, and usage into the row, which has no first token;
+    and junk is an error."""
+    server.reply["a/0"] = [{"tool_calls": [CALL]}]
+    given = trace(request("a/0", stream=False), request("a/1", "a/0", stream=False))
+    rows = await replayed(server, given)
+    assert [(row.error, row.local, row.first_s) for row in rows.values()] == [(None, 10, None), (None, 30, None)]
+    assert not server.bodies["a/0"]["stream"]
+    assert "stream_options" not in server.bodies["a/0"]
+    (call,) = server.bodies["a/1"]["messages"][2]["tool_calls"]
+    assert call["function"] == CALL["function"]
+    for junk in (b"", b"[1]", b"{}", b'{"choices": []}'):
+        server.junk = junk
+        assert (await replayed(server, given))["a/0"].error
+
+
+async def test_a_stream_may_end_without_a_newline(server: ChatServer) -> None:
+    """What stands after the last newline of a stream counts."""
+    server.end = b"data: [DONE]"
+    assert (await replayed(server, trace(request("a/0"))))["a/0"].ok
+    server.end = b""
+    assert "too early" in ((await replayed(server, trace(request("a/0"))))["a/0"].error or "")
+
+
+async def test_an_unreachable_server_is_a_row() -> None:
+    """Nobody there: a failed row, without a status."""
+    rows: list[Row] = []
+    async with connect("http://127.0.0.1:1", timeout_s=20.0) as http:
+        await Replay(http, trace(request("a/0")), Words(), Options(), rows.append).run()
+    assert [(row.status, row.ok) for row in rows] == [(None, False)]
+
+
+async def test_large_histories_are_sent(server: ChatServer) -> None:
+    """A request of several megabytes is sent whole."""
+    long = "x" * 5_000_000
+
+    class Long(Words):
+        def ask(self, request: TraceRequest) -> Turn:
+            turn = super().ask(request)
+            return replace(turn, messages=[{"role": "system", "content": long}, *turn.messages[1:]])
+
+    async with connect(server.url, timeout_s=20.0) as http:
+        await Replay(http, trace(request("a/0")), Long(), Options(), lambda _: None).run()
+    assert server.said("a/0")[0] == long
 
 
 async def test_rows_say_what_happened(server: ChatServer) -> None:

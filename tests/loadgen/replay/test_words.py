@@ -13,6 +13,7 @@ from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from loadgen.json_types import Json
 from loadgen.replay.script import carried_on
+from loadgen.replay.tools import Tools
 from loadgen.replay.words import Words
 from loadgen.study.study import study
 from loadgen.workloads.arrivals import arrange
@@ -31,10 +32,12 @@ def replayed(trace: Trace) -> dict[str, tuple[list[Mapping[str, Json]], Sequence
     conversations: dict[str, list[Mapping[str, Json]]] = {}
     sent = {}
     for request in trace.requests:
-        messages = carried_on(conversations.get(request.parent or "", []), words.ask(request))
+        turn = words.ask(request)
+        messages = carried_on(conversations.get(request.parent or "", []), turn)
         reply = "".join(random.Random(request.id).choices(REPLIES, k=request.output))
         conversations[request.id] = [*messages, {"role": "assistant", "content": reply}]
-        sent[request.id] = messages, TOKENS.encode(TEMPLATE.render({"messages": messages}))
+        body = {"messages": messages} | ({"tools": turn.tools} if turn.tools else {})
+        sent[request.id] = messages, TOKENS.encode(TEMPLATE.render(body))
     return sent
 
 
@@ -94,6 +97,30 @@ def test_sessions_with_one_system_prompt_hear_it_word_for_word(
     assert len(texts[14_500]) > 3
     assert len(set(texts[14_500])) == 1
     assert len(set(texts[9_000])) > 1
+
+
+def test_tools_are_a_part_of_the_system_prompt() -> None:
+    """Definitions take the tokens that the trace says, rendered prompts have its lengths with them, and sessions with
+    one system prompt have the same tools at every turn."""
+    trace = generate_whole(PROFILES["demo"], sessions=2, rate=1, seed=3)
+    sent = replayed(trace)
+    assert all(len(sent[request.id][1]) == request.input for request in trace.requests)
+    words = Words(trace, MODEL_DIR)
+    tools = [words.ask(request).tools for request in trace.requests]
+    assert all(one == tools[0] for one in tools)
+    assert len({tool["function"]["name"] for tool in tools[0]}) == len(tools[0]) > 1
+
+
+@pytest.mark.parametrize("length", [0, 1, 60, 61, 200, 700, 5_000])
+def test_tools_of_any_length(length: int) -> None:
+    """As many as there is room for, none where there is not, and to the token."""
+    tools = Tools(TOKENS, TEMPLATE, REPLIES[0])
+    made = tools.define(length, REPLIES[:1] * tools.words(length))
+    said = {"messages": [{"role": "system", "content": "x"}, {"role": "user", "content": "x"}]}
+    taken = len(TOKENS.encode(TEMPLATE.render(said | ({"tools": made} if made else {}))))
+    plain = len(TOKENS.encode(TEMPLATE.render(said)))
+    assert taken - plain == (length if made else 0)
+    assert bool(made) == (length >= 200)
 
 
 def test_compactions_begin_anew() -> None:

@@ -8,7 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from loadgen.results.measures import Measures, imbalances, load_measures, loads, measure, quantiles, slo_of, stickiness
+from loadgen.results.measures import (
+    Measures,
+    busy,
+    imbalances,
+    load_measures,
+    loads,
+    mean_imbalance,
+    measure,
+    quantiles,
+    slo_of,
+    stickiness,
+)
 from loadgen.results.records import Row, RunInfo, Slo
 
 
@@ -151,6 +162,27 @@ def test_imbalance_is_hottest_over_mean() -> None:
     measures = measure(rows, info())
     assert measures.imbalance == pytest.approx((2.0 + 1.0) / 2)
     assert measures.imbalance_30s.max == pytest.approx(2.0)
+
+
+def test_busy_instances_are_those_that_requests_stay_at() -> None:
+    """Request-seconds of each window, a request in every window that it spans; what never ended is not known."""
+    rows = [
+        row(sent_s=60.0, end_s=66.0),
+        row(sent_s=61.0, end_s=62.0, instance="b"),
+        row(sent_s=62.0, end_s=None, error="unfinished"),
+    ]
+    table = busy(rows, info(window=(60.0, 72.0)), 5.0)
+    assert table == [pytest.approx([5.0, 1.0]), pytest.approx([1.0, 0.0]), [0.0, 0.0]]
+
+
+def test_windows_may_count_by_what_was_done_in_them() -> None:
+    """A window with little in it says little: the mean counts it by its load. Instances that take turns at being busy
+    are not balanced, though their totals are equal; nothing at all is no imbalance of nothing."""
+    assert mean_imbalance([[4.0, 0.0]]) == pytest.approx(2.0)
+    assert mean_imbalance([[4.0, 0.0], [0.0, 0.0], [4.0, 4.0]]) == pytest.approx((4 + 4) / (2 + 4))
+    assert mean_imbalance([[5.0, 0.0], [0.0, 5.0]]) == pytest.approx(2.0)
+    assert mean_imbalance([[5.0, 0.0], [5.0, 5.0]]) == pytest.approx((5 + 5) / 7.5)
+    assert math.isnan(mean_imbalance([[0.0, 0.0]]))
 
 
 def test_stickiness_tells_the_first_turn_from_the_turn_before() -> None:

@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from loadgen.demo import agents
-from loadgen.demo import sessions as workload
 from loadgen.stack.processes import Child, ProcessFailed, free_port, listens
 from loadgen.stack.stack import Stack, StackFailed
+from tests.support.agents import played, sessions
 from tests.support.paths import ROOT
 
 
@@ -38,12 +37,12 @@ async def test_sessions_survive_the_death_of_an_engine() -> None:
     the other; restarted, it serves again; and after the block nothing runs any more."""
     with Stack(2, extproc=False, engine_options=["--time-scale", "0.1"]) as stack:
         pids = [child.pid for child in stack.children]
-        sessions = workload.sessions(8, 2, 2_000, turn_bytes=500, max_tokens=8)
-        records = await agents.run(stack.url, sessions)
-        assert [record.error for record in records] == [None] * 16
-        assert {record.instance for record in records} == {engine.address for engine in stack.engines}
+        trace = sessions(8, 2, text=200, reply=8)
+        rows = await played(stack, trace)
+        assert [row.error for row in rows] == [None] * 16
+        assert {row.instance for row in rows} == {engine.address for engine in stack.engines}
         log = await asyncio.to_thread(stack.access_log, 16)
-        assert sorted(entry["served_by"] for entry in log) == sorted(record.instance or "" for record in records)
+        assert sorted(entry["served_by"] for entry in log) == sorted(row.instance or "" for row in rows)
         assert stack.envoy_counter("http.agents.downstream_rq_2xx") == 16
         # What Envoy keeps there for a hot restart, it would leave behind.
         assert "/dev/shm/" not in mapped(stack.envoy.pid)
@@ -52,15 +51,15 @@ async def test_sessions_survive_the_death_of_an_engine() -> None:
         first.kill()
         assert not listens(first.port)
         stack.wait_healthy(1)
-        records = await agents.run(stack.url, sessions)
-        assert {(record.error, record.instance) for record in records} == {(None, second.address)}
+        rows = await played(stack, trace)
+        assert {(row.error, row.instance) for row in rows} == {(None, second.address)}
 
         first.restart()
         stack.wait_healthy(2)
         second.kill()
         stack.wait_healthy(1)
-        records = await agents.run(stack.url, sessions)
-        assert {(record.error, record.instance) for record in records} == {(None, first.address)}
+        rows = await played(stack, trace)
+        assert {(row.error, row.instance) for row in rows} == {(None, first.address)}
     assert not any(alive(pid) for pid in pids if pid)
     assert not stack.directory.exists()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from statistics import fmean
 
@@ -221,6 +222,19 @@ def test_bad_arguments_are_named(arguments: dict[str, float], words: str) -> Non
     """An impossible number is an error that says which."""
     with pytest.raises(ValueError, match=words):
         generate(PAPER, **{"rate": 1.0, "seconds": 10.0, "seed": 0, **arguments})  # type: ignore[arg-type]
+
+
+def test_the_demos_sessions_are_all_alike() -> None:
+    """Six requests each, one system prompt, of which tools are a part, and every follow-up goes on from the one before:
+    what `make run` shows depends on the policy alone."""
+    trace = generate_whole(PROFILES["demo"], sessions=5, rate=1, seed=0)
+    assert Counter(one.session for one in trace.requests) == dict.fromkeys([f"s{n}" for n in range(5)], 6)
+    assert len({one.blocks[0] for one in trace.requests}) == 1
+    assert {(one.system, one.tools) for one in trace.requests} == {(PROFILES["demo"].private, PROFILES["demo"].tools)}
+    parents = {one.id: one for one in trace.requests}
+    for one in trace.requests:
+        if one.parent:
+            assert one.history == parents[one.parent].input + parents[one.parent].output
 
 
 @pytest.mark.parametrize(("context", "words"), [(14_500, "the system prompt of 14500"), (20_000, "the longest reply")])

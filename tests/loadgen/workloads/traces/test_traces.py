@@ -73,7 +73,9 @@ def test_every_format_is_known_by_its_own_first_line_alone() -> None:
 def test_the_superset_reads_what_it_wrote(tmp_path: Path) -> None:
     """All fields, facts and absences survive writing and reading, plain and gzip."""
     requests = [
-        TraceRequest(id="a", session="s", turn=0, arrival_s=0.5, input=130, output=7, blocks=((3, 2),), system=64),
+        TraceRequest(
+            id="a", session="s", turn=0, arrival_s=0.5, input=130, output=7, blocks=((3, 2),), system=64, tools=9
+        ),
         TraceRequest(
             id="b",
             session="s",
@@ -88,7 +90,7 @@ def test_the_superset_reads_what_it_wrote(tmp_path: Path) -> None:
             duration_s=1.5,
             history=137,
         ),
-        TraceRequest(id="c", session="t", turn=0, arrival_s=2.25, input=40, output=1),
+        TraceRequest(id="c", session="t", turn=0, arrival_s=2.25, input=40, output=1, stream=False),
     ]
     trace = Trace("made", 64, requests, frozenset({Fact.BLOCKS, Fact.SESSIONS}))
     file = BytesIO()
@@ -400,6 +402,7 @@ def _changed(name: str, **fields: Any) -> Callable[[], list[Mapping[str, Any]]]:
         (_changed("aiperf", timestamp=None), ":1: timestamp: missing; expected in a session's first line"),
         (_changed("bailian", hash_ids=[0, 1, 2]), ":1: hash_ids: expected at most 2 by input_length, got 3"),
         (_changed("superset", system_length=601), ":1: system_length: expected at most input_length, got 601"),
+        (_changed("superset", tools_length=1), ":1: tools_length: expected at most system_length, got 1"),
         (_changed("superset", parent_request_id="b"), ":1: parent_request_id: expected a request that arrived"),
         (
             _changed("superset", trigger="moon"),

@@ -1,4 +1,4 @@
-"""What `make run` shows: everything in one small terminal, and the same facts in plain lines."""
+"""What a replay shows as it goes on: everything in one small terminal, and the same facts in plain lines."""
 
 from __future__ import annotations
 
@@ -6,16 +6,18 @@ import io
 
 from rich.console import Console
 
-from loadgen.demo.live import Decision, PlainView, Row, Snapshot, draw
+from loadgen.replay.board import Decision, InstanceRow, Snapshot
+from loadgen.replay.live import PlainView, draw
 
 DECISION = Decision("engine-0", "first_turn", 12, 1_234_567, 2_345_678, 12.3)
 SNAPSHOT = Snapshot(
-    policy="sticky-until-saturated",
+    label="sticky-until-saturated",
     done=1000,
     failed=2,
+    late=0,
     total=1440,
     elapsed_s=65.0,
-    rows=[Row(f"engine-{number}", 6, 360, 12, 0.834, 12_345) for number in range(4)],
+    rows=[InstanceRow(f"engine-{number}", 6, 360, 0.834, 12, 12_345) for number in range(4)],
     hit_ratio=0.834,
     reasons={"first_turn": 24, "stick": 970, "overloaded": 6},
     decisions=[DECISION] * 5,
@@ -45,3 +47,16 @@ def test_plain_lines_tell_hits_and_reasons() -> None:
     assert "sessions now here 6 6 6 6, in flight 12 12 12 12; cache 83.4 %; stick 970, first_turn 24, overloaded 6" in (
         out.getvalue()
     )
+
+
+def test_what_is_unknown_is_left_out() -> None:
+    """A gateway that says nothing of itself has no columns for it; requests that were sent late are told."""
+    rows = [InstanceRow("10.0.0.1:8000", 6, 360, None)]
+    plain = Snapshot(label="x", done=5, failed=0, late=3, total=9, elapsed_s=1.0, rows=rows, hit_ratio=None)
+    console = Console(file=io.StringIO(), width=80, color_system=None, soft_wrap=True)
+    with console.capture() as shown:
+        console.print(draw(plain))
+    text = shown.get()
+    assert "5/9 requests, 0 failed, 3 late, 1 s" in text
+    assert "in flight" not in text
+    assert "decisions" not in text
