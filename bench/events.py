@@ -99,6 +99,8 @@ async def pipeline(wanted: int) -> str:
         started = time.process_time()
         for event in vllm.decode(payload).events:
             mirror.apply(event)
+        while mirror.settle():
+            pass
         delta = mirror.drain()
         await index.apply([Change("pool", "i", delta.forget, delta.remove, delta.add, delta.adapters)])
         busy += time.process_time() - started

@@ -9,6 +9,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
+from typing import Any
 
 from extproc.base import blocks
 
@@ -19,11 +20,15 @@ BLOCK_BYTES = 128  # memory that an engine block takes besides its text (measure
 class Run:
     """Consecutive engine blocks. Their text begins at a prompt block, so it starts with a tail of the parent's."""
 
-    __slots__ = ("at", "claim", "copies", "ends", "forks", "hashes", "keys", "parent", "reach", "seed", "start", "text")
+    __slots__ = (
+        "at", "claim", "claimed", "copies", "counted", "depth", "ends", "forks", "hashes", "keys", "marks", "parent",
+        "seed", "solid", "stale", "start", "text", "usable",
+    )  # fmt: skip
 
-    def __init__(self, parent: int | None, at: int, seed: int, tail: bytes) -> None:
+    def __init__(self, parent: int | None, at: int, depth: int, seed: int, tail: bytes) -> None:
         self.parent = parent  # hash of the block that it hangs on; not the run, which would be a cycle to collect
         self.at = at  # that block's position in its own run
+        self.depth = depth  # runs from the prompt's beginning to this one
         self.seed = seed  # key of the prompt block before `text`
         self.start = len(tail)  # where the text of the first block starts
         self.text = bytearray(tail)
@@ -32,8 +37,14 @@ class Run:
         self.ends = array("I")  # where each block's text ends in `text`
         self.copies = array("I")  # of each block in the engine's cache; one without any is kept for what hangs on it
         self.forks: dict[int, list[Run]] = {}  # by position of the block that they hang on
-        self.reach = 0  # leading blocks held without a hole since the prompt began (mirror.py)
-        self.claim = 0  # leading blocks whose keys are counted as held (mirror.py)
+        # What claims.py knows of it
+        self.solid = 0  # leading blocks that have copies
+        self.usable = 0  # leading blocks up to the last one behind which all groups can go on
+        self.claim = 0  # leading blocks whose keys are to be counted as held ...
+        self.counted = 0  # ... and those whose keys are
+        self.claimed: dict[int, int] = {}  # forks with a claim, by position of the block that they hang on
+        self.marks: dict[int, tuple[Any, ...] | None] = {}  # how far the groups got at blocks that forks hang on
+        self.stale = False  # whether it waits to be looked at
 
     def position(self, block: int) -> int:
         last = len(self.hashes) - 1
@@ -65,6 +76,14 @@ class Forest:
         run = self._runs.get(block)
         return None if run is None else (run, run.position(block))
 
+    def knows(self, block: int) -> bool:
+        """Whether this block is in the forest."""
+        return block in self._runs
+
+    def run(self, block: int) -> Run:
+        """The run of a block that is in the forest."""
+        return self._runs[block]
+
     def parent(self, run: Run) -> Run | None:
         """The run that this one hangs on; None where the prompt begins."""
         return None if run.parent is None else self._runs[run.parent]
@@ -76,17 +95,10 @@ class Forest:
         parent = self.parent(run)
         return None if parent is None else (parent, run.at)
 
-    def depth(self, run: Run) -> int:
-        """Blocks before a run."""
-        depth = 0
-        while (parent := self.parent(run)) is not None:
-            depth += run.at + 1
-            run = parent
-        return depth
-
-    def all(self) -> Iterator[Run]:
-        """Every run, each once."""
-        yield from {id(run): run for run in self._runs.values()}.values()
+    def roots(self) -> Iterator[Run]:
+        """The runs that begin prompts, each once."""
+        seen = {id(run): run for run in self._runs.values() if run.parent is None}
+        yield from seen.values()
 
     def lacks(self, hashes: Sequence[int]) -> bool:
         """Whether these are different blocks, none of them known."""
@@ -132,13 +144,13 @@ class Forest:
     def _room(self, behind: tuple[Run, int] | None, root: int) -> Run:
         """A run to append to: the one that ends there, while it has room and no fork, or else a new one."""
         if behind is None:
-            return Run(None, -1, root, b"")
+            return Run(None, -1, 0, root, b"")
         run, at = behind
         if at == len(run.hashes) - 1 < LENGTH - 1 and at not in run.forks:
             return run
         whole = run.ends[at] // self._size
         seed = run.keys[whole - 1] if whole else run.seed
-        fork = Run(run.hashes[at], at, seed, bytes(run.text[whole * self._size : run.ends[at]]))
+        fork = Run(run.hashes[at], at, run.depth + 1, seed, bytes(run.text[whole * self._size : run.ends[at]]))
         run.forks.setdefault(at, []).append(fork)
         self._text += fork.start
         return fork

@@ -97,8 +97,8 @@ class Feed:
 
     def step(self, wall_clock: float) -> bool:
         """Do a piece of what is to be done; False if there was nothing."""
-        if not self._todo:
-            return False
+        if not self._todo or self._mirror.crowded:
+            return self._mirror.settle()
         match self._todo.popleft():
             case _Piece(sequence, event):
                 self._apply(sequence, event)

@@ -27,11 +27,14 @@ from extproc.base.errors import UnknownToken
 from extproc.kv_events.block_tree import Forest, Run
 from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
-from extproc.kv_events.groups import Groups
+from extproc.kv_events.groups import ELSEWHERE, Group, Groups
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
 # that seems to hold more does not report what it removes.
 MEMORY = 1 << 30  # bytes
+# Engine blocks after which a group that was never heard of before is no honest one: all groups announce themselves with
+# the first prompt that is cached. Everything is then forgotten, because every prompt would have to be looked at anew.
+LATE = 16_384
 ADAPTERS = 4096  # names remembered of one engine; later ones are not announced
 
 
@@ -54,7 +57,10 @@ class Delta:
 
 
 class Mirror:
-    """One instance's cache. `apply` events in order, then `drain` what they changed: both linear in the change."""
+    """One instance's cache. `apply` events in order, `settle` until there is nothing to do, then `drain` the change.
+
+    Each is a bounded piece of work, and all together are linear in what changed.
+    """
 
     def __init__(self, pool: str, vocabulary: Vocabulary, prompt_block_bytes: int = blocks.DEFAULT_SIZE) -> None:
         self._pool = pool
@@ -101,8 +107,17 @@ class Mirror:
         else:
             self._remove(event)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether to settle before more is applied."""
+        return self._claims.crowded
+
+    def settle(self) -> bool:
+        """Do a piece of what follows from the events applied; False if there was nothing."""
+        return self._claims.settle()
+
     def drain(self) -> Delta:
-        """The net change since the last call."""
+        """The net change since the last call, of what is settled: whole prefixes, whatever is not."""
         moved = self._claims.drain()
         announced = [name for name, before in self._adapters.items() if not before]
         self._adapters.update(dict.fromkeys(announced, True))
@@ -122,21 +137,29 @@ class Mirror:
     def _store(self, event: Stored) -> None:
         if event.adapter and len(self._adapters) < ADAPTERS:
             self._adapters.setdefault(event.adapter, False)
-        if (met := self._groups.meet(event)) is not None:
-            self._claims.met(met)
+        if self._groups.meet(event):
+            if len(self._forest) > LATE:
+                raise UnusableEvents("late_group", f"group {event.group} after {len(self._forest)} blocks")
+            self._claims.regroup_all()
         group = self._groups.get(event.group)
         if group is not None:
-            for block in event.hashes:
-                if group.store(block):
-                    self._claims.regroup(group, block)
+            if group.takes(event):
+                self._store_beside(group, event)
         elif event.group == self._groups.trunk:
             self._store_trunk(event)
         if self._forest.memory + self._groups.memory > MEMORY:
             raise UnusableEvents("too_many_blocks", f"{len(self._forest)} blocks")
 
+    def _store_beside(self, group: Group, event: Stored) -> None:
+        before = event.parent if event.follows else ELSEWHERE
+        for block in event.hashes:
+            if group.store(block, before):
+                self._claims.regroup(group, block)
+            before = block
+
     def _store_trunk(self, event: Stored) -> None:
         hashes = event.hashes
-        if len(event.tokens) != len(hashes) * event.block_size:
+        if event.block_size < 1 or len(event.tokens) != len(hashes) * event.block_size:
             self._ignored["misaligned"] += len(hashes)
             return
         behind: tuple[Run, int] | None = None
@@ -201,4 +224,3 @@ class Mirror:
         if not run.copies[position]:
             self.blocks -= 1
             self._claims.left(run, position)
-            self._forest.trim(run)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from extproc.base import blocks
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier
@@ -22,11 +23,28 @@ class Text:
         return b"".join(self.TEXTS[token] for token in token_ids)
 
 
+class Layout(NamedTuple):
+    """What an engine says of a group, and what a hit needs of it."""
+
+    kind: str
+    window: int | None
+    block: int  # tokens
+    needs: int | None  # blocks before a boundary; None for all
+
+
+ONE_GROUP = {0: Layout("full_attention", None, 2, None)}
+
+
 @dataclass
 class PlainCache:
-    """`lookbacks`: blocks that each group needs before a boundary, None for all; group 0 shapes the tree."""
+    """Group 0 shapes the tree. `hash_of` says what an engine calls the block at the end of these tokens.
 
-    lookbacks: Mapping[int, int | None] = field(default_factory=lambda: {0: None})
+    A mirror drops the text of blocks some time after they left: `drops` says whether this does so at once or never.
+    """
+
+    groups: Mapping[int, Layout] = field(default_factory=lambda: ONE_GROUP)
+    hash_of: Callable[[Sequence[int]], int] = len
+    drops: bool = True
 
     def __post_init__(self) -> None:
         self.clear()
@@ -34,7 +52,8 @@ class PlainCache:
     def clear(self) -> None:
         self.parents: dict[int, int | None] = {}
         self.texts: dict[int, bytes] = {}
-        self.copies: dict[int, Counter[int]] = {group: Counter() for group in self.lookbacks}
+        self.tokens: dict[int, list[int]] = {}
+        self.copies: dict[int, Counter[int]] = {group: Counter() for group in self.groups}
 
     def apply(self, event: Event) -> None:
         if isinstance(event, Cleared):
@@ -44,7 +63,8 @@ class PlainCache:
         elif isinstance(event, Removed):
             for block in event.hashes:
                 self.copies[event.group] -= Counter([block])
-            self._drop_what_nothing_hangs_on()
+            if self.drops:
+                self._drop_what_nothing_hangs_on()
         elif event.group == 0:
             self._store(event)
         else:
@@ -59,6 +79,7 @@ class PlainCache:
             tokens = event.tokens[place * event.block_size : (place + 1) * event.block_size]
             if block not in self.parents:
                 self.parents[block] = parent
+                self.tokens[block] = [*([] if parent is None else self.tokens[parent]), *tokens]
                 self.texts[block] = (root + b"|" if parent is None else self.texts[parent]) + Text().decode(tokens)
             self.copies[0][block] += 1
             parent = block
@@ -79,11 +100,18 @@ class PlainCache:
 
     def is_usable(self, block: int) -> bool:
         """Whether every group can go on behind this block."""
-        path = self.path(block)
-        return all(
-            all(self.copies[group][needed] > 0 for needed in (path if lookback is None else path[-lookback:]))
-            for group, lookback in self.lookbacks.items()
-        )
+        if not all(self.copies[0][before] > 0 for before in self.path(block)):
+            return False
+        tokens = self.tokens[block]
+        for number, group in self.groups.items():
+            if number == 0:
+                continue
+            if len(tokens) % group.block:
+                return False
+            hashes = [self.hash_of(tokens[:end]) for end in range(group.block, len(tokens) + 1, group.block)]
+            if not all(self.copies[number][needed] > 0 for needed in hashes[-(group.needs or len(hashes)) :]):
+                return False
+        return True
 
     def chains(self) -> list[list[int]]:
         """The keys of every prompt that is usable as a whole."""

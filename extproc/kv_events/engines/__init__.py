@@ -7,7 +7,7 @@ a payload that it cannot read. Block hashes are unsigned 64-bit integers: an eng
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from extproc.base.errors import ExtProcError
@@ -41,6 +41,12 @@ class Stored:
     group: int = 0  # KV-cache group: layers that share block tables
     kind: str | None = None  # what attention the group serves, in vLLM's words; None from engines that do not say
     window: int | None = None  # tokens that a sliding-window group looks back
+
+    @property
+    def follows(self) -> bool:
+        """Whether the first block is known to stand directly behind the parent. Tokens that do not fill exactly the
+        blocks announced have others among them; later pieces of such an event come without tokens."""
+        return not self.tokens or len(self.tokens) == len(self.hashes) * self.block_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +104,14 @@ def pieces(event: Event, blocks: int) -> Iterator[Event]:
         for start in range(0, len(event.hashes), blocks):
             yield Removed(event.hashes[start : start + blocks], event.tier, event.group)
     elif len(event.tokens) != len(event.hashes) * event.block_size:
-        yield event  # its hashes have no known places, so nothing can be cut
+        for start in range(0, len(event.hashes), blocks):
+            parent = event.hashes[start - 1] if start else event.parent
+            yield replace(
+                event,
+                hashes=event.hashes[start : start + blocks],
+                parent=parent,
+                tokens=() if start else event.tokens,
+            )
     else:
         plain = len(event.hashes) if event.plain is None else event.plain
         size = event.block_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from extproc.kv_events.engines import Stored, UnusableEvents
-from extproc.kv_events.groups import lookback
+from extproc.kv_events.groups import ALL, needed
 from tests.support.mirrored import BLOCK, Told
 
 
@@ -19,23 +19,21 @@ def test_no_engine_has_hundreds_of_groups() -> None:
 @pytest.mark.parametrize(
     ("kind", "window", "block_size", "blocks_needed"),
     [
-        (None, None, 16, None),
-        ("full_attention", None, 16, None),
-        ("mla_attention", None, 16, None),
-        ("sink_full_attention", None, 16, None),
+        (None, None, 16, ALL),
+        ("full_attention", None, 16, ALL),
+        ("mla_attention", None, 16, ALL),
+        ("sink_full_attention", None, 16, ALL),
         ("sliding_window", 256, 32, 8),
         ("sliding_window", 257, 32, 8),
         ("sliding_window", 258, 32, 9),
         ("sliding_window_mla", 128, 16, 8),
         ("sliding_window", 1, 16, 1),
-        ("sliding_window", None, 16, None),
+        ("sliding_window", None, 16, ALL),
         ("mamba", None, 544, 1),
-        ("chunked_local_attention", None, 16, None),
-        ("a kind of tomorrow", 5, 16, None),
+        ("chunked_local_attention", None, 16, ALL),
+        ("a kind of tomorrow", 5, 16, ALL),
     ],
 )
-def test_how_far_a_group_looks_back(
-    kind: str | None, window: int | None, block_size: int, blocks_needed: int | None
-) -> None:
+def test_how_much_a_group_needs(kind: str | None, window: int | None, block_size: int, blocks_needed: int) -> None:
     """As in vLLM; what does not say counts as keeping whole prompts."""
-    assert lookback(kind, window, block_size) == blocks_needed
+    assert needed(kind, window, block_size) == blocks_needed
