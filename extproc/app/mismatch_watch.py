@@ -27,16 +27,20 @@ async def watch(pools: Collection[Pool], index: Index) -> None:
     while True:
         await asyncio.sleep(LOOK_S)
         for pool in pools:
-            broken = await _broken(pool, index)
-            metrics.PROMPT_MISMATCH.labels(pool.name).set(broken)
+            broken = await _advice(pool, index)
+            metrics.PROMPT_MISMATCH.labels(pool.name).set(broken is not None)
             now = time.monotonic()
-            if broken and now - said.get(pool.name, -AGAIN_S) >= AGAIN_S:
+            if broken is not None and now - said.get(pool.name, -AGAIN_S) >= AGAIN_S:
                 said[pool.name] = now
-                _log.error(mismatch.advice(pool.name, pool.agreement.unmatched))
+                _log.error(broken)
 
 
-async def _broken(pool: Pool, index: Index) -> bool:
+async def _advice(pool: Pool, index: Index) -> str | None:
+    """What an operator should know; None where all is well, or nothing can be said."""
     if pool.source is Source.EVENTS:
         with suppress(IndexUnavailable):
-            return pool.agreement.broken(sum((await index.sizes(pool.name)).values()))
-    return False
+            indexed = sum((await index.sizes(pool.name)).values())
+            heard = any(report.sequence >= 0 for report in (await index.reports(pool.name)).values())
+            if pool.agreement.broken(indexed, heard=heard):
+                return mismatch.advice(pool.name, pool.agreement.unmatched, indexed)
+    return None

@@ -110,7 +110,8 @@ SPECULATIVE_BLOCKS = Gauge(
 )
 PROMPT_MISMATCH = Gauge(
     "smetric_prompt_mismatch",
-    "1 while nothing that is asked for matches anything that engines cache: wrong model_dir or chat template.",
+    "1 while nothing that is asked for matches anything that engines cache: wrong model_dir or chat template, "
+    "or events of which no block can be held.",
     ["pool"],
     registry=REGISTRY,
 )
