@@ -100,10 +100,7 @@ ELSEWHERE: Final = {
     ],
     "tests/extproc/prompts/test_recorded_apis.py (a case is a request)": ["extproc/requests/*.py"],
     "tests/extproc/routing/policies (the laws and worked numbers)": ["extproc/routing/policies/*.py"],
-    "tests/extproc/routing/test_router.py (only the router uses them)": [
-        "extproc/routing/pools/pool.py",
-        "extproc/routing/query.py",
-    ],
+    "tests/extproc/routing/test_router.py (only the router uses them)": [],
     "tests/extproc/config/test_config.py (the route's settings are read from the YAML)": ["extproc/routing/route.py"],
     "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py"],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [

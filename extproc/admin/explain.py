@@ -18,7 +18,7 @@ from extproc.requests.paths import Api, api_of
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.speculation import Speculation
-from extproc.routing.query import Ask, explicit_turn
+from extproc.routing.query import Ask, explicit_turn, pool_for
 from extproc.routing.route import RouteSettings, route_settings
 from extproc.routing.router import Router
 
@@ -135,7 +135,7 @@ class Explainer:
         pools = [self._pools[name] for name in route.clusters if name in self._pools]
         if not pools:
             raise ConfigError(f"no pool {route.cluster!r}: known are {', '.join(self._pools)}")
-        pool = self._router.pool_for(pools, ask.body)
+        pool = pool_for(pools, self._router.adapters, ask.body)
         quiet = replace(pool, speculation=_Silent(pool.speculation))
         model = apis.model_of(ask.body) if ask.body is not None else None
         begun = Explanation(ask.path.partition("?")[0], model, pool.name, route.policy, route.options)

@@ -15,7 +15,7 @@ import aiohttp
 
 from extproc.base.headers import RANK
 from extproc.base.model import Instance
-from extproc.routing import disaggregation
+from extproc.routing.disaggregation.bodies import engines_path, kv_transfer_params, prefill_body
 
 # What the prefill instance must see of the client's request: who asks, and what traces it.
 FORWARDED = (
@@ -76,8 +76,8 @@ class Prefiller:
         sent["content-type"] = "application/json"
         if to.rank is not None:
             sent[RANK] = str(to.rank)
-        data = io.BytesIO(disaggregation.prefill_body(path, body))
-        url = f"http://{to.address}{disaggregation.engines_path(path)}"
+        data = io.BytesIO(prefill_body(path, body))
+        url = f"http://{to.address}{engines_path(path)}"
         try:
             async with asyncio.timeout(timeout_s):
                 # A redirect would lead to a host that is not in the pool.
@@ -114,7 +114,7 @@ async def _params(answer: aiohttp.ClientResponse) -> bytes:
         content += piece
         if len(content) > MAX_ANSWER_BYTES:
             raise PrefillFailed(Outcome.NO_PARAMS, f"an answer of more than {MAX_ANSWER_BYTES} bytes")
-    params = disaggregation.kv_transfer_params(bytes(content))
+    params = kv_transfer_params(bytes(content))
     if params is None:
         raise PrefillFailed(Outcome.NO_PARAMS, "an answer without kv_transfer_params: is a KV connector configured?")
     return params

@@ -21,12 +21,13 @@ from extproc.processor.messages import Decide, Output, Prefill, Prefilled, Seen
 from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
 from extproc.processor.routes import Metadata
 from extproc.requests.responses import IdReader
-from extproc.routing import disaggregation
-from extproc.routing.disaggregation import PairTicket
+from extproc.routing.disaggregation.bodies import decode_body
+from extproc.routing.disaggregation.halves import budget_ms
 from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.loads import PairTicket
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.suspects import ERRORS
-from extproc.routing.query import Ask, Query, explicit_turn
+from extproc.routing.query import Ask, Query, explicit_turn, pool_for
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
 
@@ -100,7 +101,7 @@ class Stream:
             metrics.DECISIONS.labels("", route.policy, Reason.NO_POOL.value).inc()
             return self.exchange.decided(destination.nowhere(Reason.NO_POOL))
         router = self._services.router
-        pool = self._pool = router.pool_for(pools, wanted.body)
+        pool = self._pool = pool_for(pools, router.adapters, wanted.body)
         path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
         self._ask = Ask(path, wanted.body, wanted.degraded, turn, self._subset(wanted))
         try:
@@ -110,7 +111,7 @@ class Stream:
         self._decision_s = time.perf_counter() - started
         self._keeper, self.exchange.watching = routed.choice.instance.name, routed.query.stores
         if routed.choice.prefill is not None and route.disaggregation is Disaggregation.FILTER:
-            return self.exchange.prefill(disaggregation.budget_ms(route.prefill_timeout_s))
+            return self.exchange.prefill(budget_ms(route.prefill_timeout_s))
         return self._send(pool, routed)
 
     async def _prefill(self, wanted: Prefill) -> list[Output]:
@@ -137,7 +138,7 @@ class Stream:
                 metrics.PREFILLS.labels(pool.name, Outcome.OK.value).inc()
                 pool.suspects.cleared(instance.address)
                 _prefilled(routed)
-                return self._send(pool, routed, disaggregation.decode_body(wanted.body, params))
+                return self._send(pool, routed, decode_body(wanted.body, params))
         return self._send(pool, routed)
 
     def _send(self, pool: Pool, routed: Decision, body: bytes | None = None) -> list[Output]:

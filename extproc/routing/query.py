@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from extproc.base import blocks
 from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
 from extproc.base.model import Reason
 from extproc.requests import apis, paths
+from extproc.routing.disaggregation.bodies import divisible
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.pool import Pool
 
@@ -72,9 +73,20 @@ def pool_for(pools: Sequence[Pool], adapters: Callable[[str], Collection[str]], 
     return pools[0]
 
 
-def read(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: int | None = None) -> Query:
-    """The query of a body. `adapters` are the LoRA adapters that the pool's engines announced, `turn` is the client's
-    own word. Whatever goes wrong is the query's `degraded`."""
+def read(pool: Pool, adapters: Collection[str], ask: Ask) -> Query:
+    """Parse, render and hash a request. Whatever goes wrong is the query's `degraded`.
+
+    `adapters` are the LoRA adapters that the pool's engines announced.
+    """
+    if ask.body is None:
+        return Query(ask.turn or 0, degraded=ask.degraded, response=paths.response_in(ask.path))
+    query = _of_body(pool, adapters, ask.path, ask.body, ask.turn)
+    if query.degraded is None and pool.disaggregated:
+        return replace(query, divisible=divisible(ask.path, ask.body))
+    return query
+
+
+def _of_body(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: int | None) -> Query:
     known = turn or 0
     try:
         request = apis.parse(path, body)

@@ -7,31 +7,25 @@ instance may take, or that the route sheds, is an error.
 
 from __future__ import annotations
 
-import heapq
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from extproc.base.errors import IndexUnavailable, NoInstance, Shed
+from extproc.base.errors import IndexUnavailable, NoInstance
 from extproc.base.model import Choice, Instance, Reason
 from extproc.index import Index
-from extproc.requests.paths import response_in
-from extproc.routing import disaggregation
-from extproc.routing.disaggregation import PairTicket
-from extproc.routing.policies import Verdict, View, least_loaded, lowest, registry
+from extproc.routing.disaggregation.halves import ATTEMPTS, Halves, halves
+from extproc.routing.policies import Verdict, View, lowest
 from extproc.routing.pools import admission
 from extproc.routing.pools.admission import Admission
-from extproc.routing.pools.loads import Loads, Ticket
+from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, Query, pool_for, read
+from extproc.routing.query import Ask, Query, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.shadow import Opinion, opinions
+from extproc.routing.verdict import fallbacks, shed, took_turns, verdict
 
-_log = logging.getLogger(__name__)
-
-FALLBACKS = 2  # with one destination alone, Envoy's retry may hit the dead host again
 RESPONSE_TTL_S = 24 * 3600  # how long it is remembered who keeps a response: people go on the next day at most
 
 
@@ -58,6 +52,7 @@ class Router:
 
     def __init__(self, index: Index, loads: Loads, seed: Callable[[], int] = lambda: 0) -> None:
         """`seed` draws 64 random bits for policies that want them."""
+        self.adapters = index.adapters  # by a pool's name: the LoRA adapters that its engines announced
         self._index = index
         self._loads = loads
         self._seed = seed
@@ -67,7 +62,7 @@ class Router:
 
         Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
         """
-        query = self.query(pool, ask)
+        query = read(pool, self.adapters(pool.name), ask)
         if query.response is not None:
             query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}
@@ -84,27 +79,14 @@ class Router:
     ) -> Decision:
         """Choose anew where `routed.choice.prefill` could not prefill; gives the load of that choice back.
 
-        After `disaggregation.ATTEMPTS` failures, or where more are `hopeless`, the one that decodes computes the prompt
+        After `ATTEMPTS` failures, or where more are `hopeless`, the one that decodes computes the prompt
         itself. Raises NoInstance.
         """
         routed.ticket.release()
         failed = routed.query.failed | {routed.choice.computes.name}
-        divisible = not hopeless and len(failed) < disaggregation.ATTEMPTS
+        divisible = not hopeless and len(failed) < ATTEMPTS
         query = replace(routed.query, failed=failed, divisible=divisible)
         return self.decide(pool, route, query, routed.held, Admission(ask.subset), now=now)
-
-    def pool_for(self, pools: Sequence[Pool], body: bytes | None) -> Pool:
-        """The pool that serves the request's model. See `query.pool_for`."""
-        return pool_for(pools, self._index.adapters, body)
-
-    def query(self, pool: Pool, ask: Ask) -> Query:
-        """Parse, render and hash a request. Whatever goes wrong is the query's `degraded`."""
-        if ask.body is None:
-            return Query(ask.turn or 0, degraded=ask.degraded, response=response_in(ask.path))
-        query = read(pool, self._index.adapters(pool.name), ask.path, ask.body, ask.turn)
-        if query.degraded is None and pool.disaggregated:
-            return replace(query, divisible=disaggregation.divisible(ask.path, ask.body))
-        return query
 
     async def remember(self, pool: Pool, response: str, instance: str) -> None:
         """An instance, by name, keeps this response."""
@@ -133,91 +115,84 @@ class Router:
 
         Raises NoInstance and Shed, as `pick`.
         """
-        candidates = pool.candidates(now, admitted.subset)
-        if not candidates:
-            raise NoInstance(f"no instance of the model server is available in pool {pool.name!r}; try again later")
-        halves = disaggregation.halves(candidates, query.failed)
-        halved = query.divisible and bool(halves.prefill)
-        decoder = self._decoder(pool, halves.decode, admitted) if halved else None
-        candidates = halves.prefill if halved else halves.decode
-        names = [instance.name for instance in candidates]
-        requests, waiting = self._loads.view(pool.name, names)
-        _shed(pool, requests, admitted)
-        loads, unit = (waiting, query.prompt) if halved else (requests, 1)
-        hits = pool.speculation.match(query.chain, held, now)
-        cached = [hits.get(name, 0) * pool.block_bytes for name in names]
-        view = View(query.turn, query.history, query.prompt, cached, loads, pool.cursor, waiting, self._seed(), unit)
-        degraded = Reason.PREFILL_FAILED if query.failed and not halved else query.degraded
-        pinned = names.index(query.keeper) if query.keeper in names else None
-        chosen, reason = _pinned(pinned) if pinned is not None else _verdict(route, view, degraded)
-        if _took_turns(reason, cached, chosen):
-            pool.cursor = chosen + 1
-        choice = Choice(
-            instance=candidates[chosen],
-            fallbacks=_fallbacks(candidates, loads, chosen),
-            policy=route.policy,
-            reason=reason,
-            turn=query.turn,
-            hit=cached[chosen],
-            best_hit=max(cached),
-            history=query.history,
-            prompt=query.prompt,
-            load=loads[chosen],
-            mean_load=sum(loads) / len(loads),
-        )
-        shadows = opinions(route.shadows, view, chosen) if degraded is None else ()
-        ticket = self._loads.start(pool.name, names[chosen], query.prompt - cached[chosen])
-        pool.speculation.note(names[chosen], query.chain, held.get(names[chosen], 0), now)
+        sides = _sides(pool, query, admitted, now)
+        decoder = self._decoder(pool, sides.decode, admitted) if sides.prefill else None
+        candidates = sides.prefill or sides.decode
+        requests, waiting = self._loads_of(pool, candidates, admitted)
+        loads, unit = (waiting, query.prompt) if decoder else (requests, 1)
+        hits = _hits(pool, query, candidates, held, now)
+        view = View(query.turn, query.history, query.prompt, hits, loads, pool.cursor, waiting, self._seed(), unit)
+        degraded = Reason.PREFILL_FAILED if query.failed and not decoder else query.degraded
+        best = verdict(route, view, degraded, _place_of(query.keeper, candidates))
+        if took_turns(best, hits):
+            pool.cursor = best.candidate + 1
+        choice = _choice(route, view, best, candidates)
+        shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
+        name = choice.instance.name
+        ticket = self._loads.start(pool.name, name, query.prompt - choice.hit)
+        pool.speculation.note(name, query.chain, held.get(name, 0), now)
         if decoder is None or decoder.instance is choice.instance:
             return Decision(choice, ticket, query, held, shadows)
         pair = PairTicket(ticket, self._loads.start(pool.name, decoder.instance.name, 0))
-        halved_choice = replace(choice, prefill=choice.instance, instance=decoder.instance, fallbacks=decoder.fallbacks)
-        return Decision(halved_choice, pair, query, held, shadows)
+        return Decision(decoder.with_prefill(choice), pair, query, held, shadows)
 
     def _decoder(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> _Decoder:
         """The instance that decodes: the one with the fewest requests in flight, ties round robin."""
-        requests, _ = self._loads.view(pool.name, [instance.name for instance in candidates])
-        _shed(pool, requests, admitted)
+        requests, _ = self._loads_of(pool, candidates, admitted)
         chosen = lowest(requests, pool.decode_cursor)
         pool.decode_cursor = chosen + 1
-        return _Decoder(candidates[chosen], _fallbacks(candidates, requests, chosen))
+        return _Decoder(candidates[chosen], fallbacks(candidates, requests, chosen))
+
+    def _loads_of(
+        self, pool: Pool, candidates: Sequence[Instance], admitted: Admission
+    ) -> tuple[Sequence[int], Sequence[int]]:
+        """Requests in flight and bytes to prefill of each candidate. Raises Shed where all are at their limit."""
+        requests, waiting = self._loads.view(pool.name, [instance.name for instance in candidates])
+        shed(pool.name, requests, admitted.max_load)
+        return requests, waiting
 
 
 class _Decoder(NamedTuple):
     instance: Instance
     fallbacks: tuple[Instance, ...]
 
-
-def _shed(pool: Pool, requests: Sequence[int], admitted: Admission) -> None:
-    if min(requests) >= admitted.max_load:
-        raise Shed(f"every instance of pool {pool.name!r} has {admitted.max_load:g} requests in flight; try again")
-
-
-def _took_turns(reason: Reason, cached: Sequence[int], chosen: int) -> bool:
-    """Whether another instance would have done as well: then the next such decision goes on to the next instance."""
-    if reason is Reason.PREVIOUS_RESPONSE:
-        return False
-    return reason is not Reason.STICK or cached.count(cached[chosen]) > 1
+    def with_prefill(self, choice: Choice) -> Choice:
+        """The choice of who prefills for this instance."""
+        return replace(choice, prefill=choice.instance, instance=self.instance, fallbacks=self.fallbacks)
 
 
-def _pinned(candidate: int) -> Verdict:
-    """What an engine keeps no other engine can continue, however loaded it is."""
-    return Verdict(candidate, Reason.PREVIOUS_RESPONSE)
+def _sides(pool: Pool, query: Query, admitted: Admission, now: float) -> Halves:
+    """Who may serve a request; `prefill` is empty where one instance does everything. Raises NoInstance."""
+    candidates = pool.candidates(now, admitted.subset)
+    if not candidates:
+        raise NoInstance(f"no instance of the model server is available in pool {pool.name!r}; try again later")
+    sides = halves(candidates, query.failed)
+    return sides if query.divisible else Halves((), sides.decode)
 
 
-def _verdict(route: RouteSettings, view: View, degraded: Reason | None) -> Verdict:
-    if degraded is None:
-        try:
-            return registry.get(route.policy)(view, **route.options)
-        except Exception:
-            _log.exception("a bug in policy %s; the request is routed by load alone", route.policy)
-            degraded = Reason.INTERNAL_ERROR
-    return Verdict(least_loaded.choose(view).candidate, degraded)
+def _hits(
+    pool: Pool, query: Query, candidates: Sequence[Instance], held: Mapping[str, int], now: float
+) -> Sequence[int]:
+    """Bytes of the prompt that each candidate has cached, or was just sent."""
+    found = pool.speculation.match(query.chain, held, now)
+    return [found.get(instance.name, 0) * pool.block_bytes for instance in candidates]
 
 
-def _fallbacks(candidates: Sequence[Instance], loads: Sequence[float], chosen: int) -> tuple[Instance, ...]:
-    """Other hosts by least load; ties go round from the chosen one, so that a dead host's requests do not pile up."""
-    count = len(candidates)
-    others = (i for i in range(count) if candidates[i].address != candidates[chosen].address)
-    best = heapq.nsmallest(FALLBACKS, others, key=lambda i: (loads[i], (i - chosen) % count))
-    return tuple(candidates[i] for i in best)
+def _place_of(name: str | None, candidates: Sequence[Instance]) -> int | None:
+    return next((i for i, instance in enumerate(candidates) if instance.name == name), None)
+
+
+def _choice(route: RouteSettings, view: View, best: Verdict, candidates: Sequence[Instance]) -> Choice:
+    return Choice(
+        instance=candidates[best.candidate],
+        fallbacks=fallbacks(candidates, view.loads, best.candidate),
+        policy=route.policy,
+        reason=best.reason,
+        turn=view.turn,
+        hit=view.hits[best.candidate],
+        best_hit=max(view.hits),
+        history=view.history,
+        prompt=view.prompt,
+        load=view.loads[best.candidate],
+        mean_load=sum(view.loads) / len(view.loads),
+    )

@@ -3,7 +3,7 @@
 A request with `x-prefiller-host-port` is prefilled there first, and reaches the engine with the `kv_transfer_params` of
 that answer; every other request passes. Where the prefill fails, the engine prefills the request itself.
 
-What it makes of a body, `extproc/routing/disaggregation.py` makes too. They are two readings of one protocol on
+What it makes of a body, `extproc/routing/disaggregation/bodies.py` makes too. They are two readings of one protocol on
 purpose: this one stands for somebody else's sidecar. Shared code would agree with itself whatever the protocol says.
 """
 

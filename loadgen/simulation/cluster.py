@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import count
 
-from extproc.routing.disaggregation import PairTicket
+from extproc.routing.pools.loads import PairTicket
 from extproc.routing.router import Decision
 from loadgen.engine.scheduler import Step
 from loadgen.engine.timing import PROFILES

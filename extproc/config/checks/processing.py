@@ -15,7 +15,7 @@ from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.envoy_types import ProcessingModeHeaderSendMode as Headers
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Chain, Topology
-from extproc.routing.disaggregation import budget_ms
+from extproc.routing.disaggregation.halves import budget_ms
 from extproc.routing.route import RouteSettings, route_settings
 
 DEFAULT_TIMEOUT = timedelta(milliseconds=200)  # Envoy's

@@ -2,8 +2,8 @@
 
 A request counts from the decision until its ext_proc stream ends, and so does what its instance has to prefill for it:
 an engine sends the headers of a streamed answer before it prefills, so nothing tells when that is done. Where one
-instance prefills for another, its answer does (`disaggregation.PairTicket`). What other router replicas have in flight
-is merged in from outside (`load_exchange.py`).
+instance prefills for another, its answer does (`PairTicket`). What other router replicas have in flight is merged in
+from outside (`load_exchange.py`).
 """
 
 from __future__ import annotations
@@ -34,6 +34,29 @@ class Ticket:
         if self._loads is not None:
             self._loads._add(self._where, -1, -self._prefill)  # noqa: SLF001
             self._loads = None
+
+
+class PairTicket:
+    """The load that a halved request holds on both of its instances; a `Ticket` to whoever gives it back."""
+
+    __slots__ = ("_decode", "_prefill")
+
+    def __init__(self, prefill: Ticket, decode: Ticket) -> None:
+        self._prefill = prefill
+        self._decode = decode
+
+    def prefilled(self) -> None:
+        """The prefill instance is done with the request."""
+        self._prefill.release()
+
+    def move(self, instance: str) -> None:
+        """Envoy reached another decode instance than chosen."""
+        self._decode.move(instance)
+
+    def release(self) -> None:
+        """The request is over, however it ended."""
+        self._prefill.release()
+        self._decode.release()
 
 
 class Loads:

@@ -16,7 +16,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask
+from extproc.routing.query import Ask, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Router
 
@@ -43,7 +43,7 @@ class Setup:
         self.explainer = Explainer(self.router, self.loads, {"pool": self.pool}, ROUTE)
 
     async def cache(self, instance: int, sent: bytes) -> None:
-        chain = self.router.query(self.pool, Ask("/v1/chat/completions", sent)).chain
+        chain = read(self.pool, self.router.adapters(self.pool.name), Ask("/v1/chat/completions", sent)).chain
         await self.index.apply([Change("pool", self.pool.instances[instance].name, add=chain)])
 
     async def explain(self, sent: bytes, **about: str) -> Mapping[str, Any]:

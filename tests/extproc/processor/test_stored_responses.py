@@ -9,7 +9,6 @@ import pytest
 
 from extproc.base.errors import IndexUnavailable
 from extproc.base.model import Instance, Reason
-from extproc.index import Change
 from extproc.index.memory import MemoryIndex
 from extproc.processor import destination, wire
 from extproc.processor.exchange import Exchange
@@ -30,7 +29,7 @@ from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.admission import Admission
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, explicit_turn, pool_for
+from extproc.routing.query import Ask, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Router
 from tests.support.ext_proc_client import Served, answered, ask, body, headers, message
@@ -167,46 +166,11 @@ async def test_a_whole_exchange_remembers_who_answered() -> None:
         stream.cancel()
 
 
-@pytest.mark.parametrize(
-    ("value", "turn"),
-    [
-        *(("0", 0), ("12", 12), (" 3 ", 3), ("9" * 9, 999_999_999), ("9" * 10, None), ("", None), ("-1", None)),
-        *(("+1", None), ("1.0", None), ("\u0663", None), ("1,2", None), ("x", None)),
-    ],
-)
-def test_turns_that_clients_tell(value: str, turn: int | None) -> None:
-    """A whole number from 0, and nothing else."""
-    assert explicit_turn({"x-smetric-turn": value}) == turn
-
-
-async def test_a_told_turn_makes_the_prompt_its_history() -> None:
-    """Without a visible reply the whole prompt should be cached: the guard against evictions still works."""
-    setup = Setup()
-    chain = setup.router.query(setup.pool, Ask("/v1/completions", b'{"prompt": "%b"}' % (b"word " * 400))).chain
-    told = {"path": "/v1/completions", "turn": 2, "prompt": "word " * 400}
-    assert (await setup.pick(**told)).reason is Reason.EVICTED
-    setup = Setup()
-    await setup.router._index.apply([Change("pool", "10.0.0.1:8000", add=chain)])
-    choice = await setup.pick(**told)
-    assert (choice.reason, choice.instance.address, choice.turn) == (Reason.STICK, "10.0.0.1:8000", 2)
-    assert choice.history == choice.prompt == 2000
-
-
-def test_the_model_chooses_the_pool() -> None:
-    """By the names of base models first, then by announced adapters; the first pool takes what nobody knows."""
-    first, second = (Pool(name, PlainRenderer(), models=frozenset({name})) for name in "ab")
-    adapters = {"a": {"b", "lora"}, "b": {"lora2"}}.__getitem__
-    for model, pool in (("a", first), ("b", second), ("lora", first), ("lora2", second), ("nobody", first)):
-        assert pool_for([first, second], adapters, b'{"messages": [], "model": "%b"}' % model.encode()) is pool
-    for odd in (None, b"", b"{", b'{"model": 5}', b"[" * 10_000, b"[]"):
-        assert pool_for([first, second], adapters, odd) is first
-
-
 def test_a_chosen_pool_is_told() -> None:
     """By a header that a route can match, overwriting a client's own, and in the access log."""
     loads, pool = Loads(), Pool("b", PlainRenderer(), instances=[Instance("10.0.0.1:8000")])
     router = Router(MemoryIndex(), loads)
-    choice = router.decide(pool, ROUTE, router.query(pool, Ask()), {}, Admission(), now=0.0).choice
+    choice = router.decide(pool, ROUTE, read(pool, (), Ask()), {}, Admission(), now=0.0).choice
     told = destination.to(choice, 0.0, pool="b")
     assert (told.set_headers["x-smetric-pool"], told.metadata["smetric"]["pool"], told.new_route) == ("b", "b", True)
     assert not destination.to(choice, 0.0).new_route

@@ -13,7 +13,7 @@ from extproc.base.errors import UnreadableBody
 from extproc.requests import apis
 from extproc.requests.bodies import document, utf8
 from extproc.requests.paths import Api
-from extproc.routing import disaggregation
+from extproc.routing.disaggregation.bodies import decode_body, divisible, prefill_body
 
 ENCODINGS = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "utf-32-be"]
 BODY = '{"model": "m\u00e9", "messages": [{"role": "user", "content": "caf\u00e9 \U0001f600 \u4f60"}], "max_tokens": 9}'
@@ -31,9 +31,9 @@ def test_every_reader_of_bodies_reads_every_encoding(encoding: str) -> None:
     request = apis.parse(Api.CHAT, body)
     assert request.messages == apis.parse(Api.CHAT, plain).messages
     assert apis.model_of(body) == "m\u00e9"
-    assert disaggregation.divisible(Api.CHAT, body)
-    assert json.loads(disaggregation.prefill_body(Api.CHAT, body))["max_tokens"] == 1
-    assert json.loads(disaggregation.decode_body(body, b"{}")) == {**json.loads(BODY), "kv_transfer_params": {}}
+    assert divisible(Api.CHAT, body)
+    assert json.loads(prefill_body(Api.CHAT, body))["max_tokens"] == 1
+    assert json.loads(decode_body(body, b"{}")) == {**json.loads(BODY), "kv_transfer_params": {}}
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_what_its_first_bytes_promise_and_it_is_not_is_unreadable(body: bytes) -
     with pytest.raises(UnreadableBody):
         apis.parse(Api.CHAT, body)
     assert apis.model_of(body) is None
-    assert not disaggregation.divisible(Api.CHAT, body)
+    assert not divisible(Api.CHAT, body)
 
 
 def test_plain_utf8_is_not_copied() -> None:

@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from extproc.base import blocks
 from extproc.base.errors import IndexUnavailable, NoInstance, RenderError
@@ -18,8 +16,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.pools.suspects import SUSPECT_S
-from extproc.routing.query import Ask, Query
+from extproc.routing.query import Ask, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
 
@@ -52,7 +49,7 @@ class Setup:
         return await self.router.pick(self.pool, RouteSettings("pool", options=options), Ask(path, body), now=now)
 
     def chain(self, body: bytes) -> Sequence[int]:
-        return self.router.query(self.pool, Ask(CHAT, body)).chain
+        return read(self.pool, self.router.adapters(self.pool.name), Ask(CHAT, body)).chain
 
     async def cache(self, instance: int, body: bytes) -> None:
         name = self.pool.instances[instance].name
@@ -184,20 +181,6 @@ async def test_an_adapter_has_a_cache_of_its_own() -> None:
     assert setup.chain(chat(says("user", "fix it"), cache_salt="tenant")) != plain
 
 
-async def test_a_dead_instance_is_left_alone_for_a_while() -> None:
-    """Where Envoy had to go elsewhere, the chosen instance gets no more than one request per interval."""
-    setup = Setup(2)
-    chosen = (await setup.pick(FIRST)).choice.instance
-    assert not setup.pool.reached(chosen, "10.0.0.1:8000", now=0.0)
-    assert setup.pool.suspects.left_alone(SUSPECT_S / 2) == {chosen.address: SUSPECT_S / 2}
-    picked = [(await setup.pick(FIRST, now=SUSPECT_S / 2)).choice.instance.address for _ in range(3)]
-    assert picked == ["10.0.0.1:8000"] * 3
-    assert (await setup.pick(FIRST, now=SUSPECT_S)).choice.instance == chosen
-    assert not setup.pool.reached(chosen, "10.0.0.1:8000", now=10.0)
-    assert setup.pool.reached(chosen, chosen.address, now=10.0)
-    assert len(setup.pool.candidates(10.0)) == 2
-
-
 async def test_sessions_that_several_hold_do_not_gather_on_one() -> None:
     """Where instances hold a prompt equally long and are equally idle, follow-ups take turns among them."""
     setup = Setup()
@@ -211,14 +194,6 @@ async def test_sessions_that_several_hold_do_not_gather_on_one() -> None:
     assert served == ["10.0.0.1:8000", "10.0.0.2:8000"] * 2
 
 
-async def test_where_all_are_suspect_all_are_tried() -> None:
-    """A router that can reach nobody still sends the request."""
-    setup = Setup(2)
-    for instance in setup.pool.instances:
-        setup.pool.reached(instance, "10.9.9.9:1", now=0.0)
-    assert len(setup.pool.candidates(1.0)) == 2
-
-
 async def test_ranks_share_a_host_and_have_caches_of_their_own() -> None:
     """Data-parallel ranks are chosen one by one; a fallback is always another host."""
     setup = Setup(0)
@@ -227,9 +202,3 @@ async def test_ranks_share_a_host_and_have_caches_of_their_own() -> None:
     choice = (await setup.pick(FOLLOW_UP)).choice
     assert choice.instance.name == "10.0.0.2:8000/1"
     assert {instance.address for instance in choice.fallbacks} == {"10.0.0.1:8000"}
-
-
-@given(st.binary(max_size=200) | st.builds(lambda m: json.dumps({"messages": m}).encode(), st.lists(st.none())))
-def test_no_body_raises(body: bytes) -> None:
-    """Whatever the bytes, a query comes back."""
-    assert isinstance(Setup().router.query(Setup().pool, Ask(CHAT, body)), Query)

@@ -13,10 +13,9 @@ from extproc.base.model import Instance, Reason, Role
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
 from extproc.prompts.renderer import PlainRenderer
-from extproc.routing.disaggregation import PairTicket
-from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.loads import Loads, PairTicket
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask
+from extproc.routing.query import Ask, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
 
@@ -59,7 +58,7 @@ class Setup:
         return None if choice.prefill is None else instances.index(choice.prefill), instances.index(choice.instance)
 
     async def cache(self, number: int, messages: list[dict[str, str]]) -> None:
-        chain = self.router.query(self.pool, self.ask(messages)).chain
+        chain = read(self.pool, self.router.adapters(self.pool.name), self.ask(messages)).chain
         await self.index.apply([Change("pool", self.pool.instances[number].name, add=chain)])
 
 
@@ -99,7 +98,7 @@ async def test_a_prompts_worth_of_waiting_prefill_is_no_overload() -> None:
     setup = Setup(*[P] * 8, D)
     await setup.cache(3, FOLLOW_UP)
     name = setup.pool.instances[3].name
-    prompt = setup.router.query(setup.pool, setup.ask(FOLLOW_UP)).prompt
+    prompt = read(setup.pool, (), setup.ask(FOLLOW_UP)).prompt
     busy = setup.loads.start("pool", name, prompt)
     assert (await setup.pick(FOLLOW_UP, now=100.0))[2].choice.reason is Reason.STICK
     busy.release()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from extproc.routing.disaggregation import PairTicket
+from extproc.routing.pools.loads import PairTicket
 from loadgen.simulation.instance import Removed, Stored
 from loadgen.simulation.product_router import DECODER, POOL, ProductRouter
 from loadgen.simulation.scenario import IndexView, Layout, Scenario

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.routing.pools.loads import Loads, Ticket
+from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 
 
 def test_a_request_counts_from_start_to_release() -> None:
@@ -76,4 +76,18 @@ def test_the_books_balance_after_any_interleaving(steps: list[tuple[int, str]]) 
         ticket.release()
         ticket.release()
         ticket.move("a")
+    assert loads.snapshot("pool") == {}
+
+
+def test_the_loads_of_a_pair() -> None:
+    """Prefill is given back when it is over, decode at the end; in any order and as often as one likes."""
+    loads = Loads()
+    pair = PairTicket(loads.start("pool", "p", 700), loads.start("pool", "d", 0))
+    assert loads.snapshot("pool") == {"p": (1, 700), "d": (1, 0)}
+    pair.prefilled()
+    pair.move("e")
+    assert loads.snapshot("pool") == {"e": (1, 0)}
+    pair.release()
+    pair.prefilled()
+    pair.release()
     assert loads.snapshot("pool") == {}

@@ -1,36 +1,19 @@
-"""Prefill-decode disaggregation, the pure part: which instances do which half, and the two bodies of one request.
+"""The two bodies of one halved request, and which requests have two.
 
-A pool is disaggregated where its instances' roles say so. A request that can be halved is computed up to its first
-token by a prefill instance, whose KV the decode instance then pulls over vLLM's connector: `kv_transfer_params` in the
-prefill's answer say where it is, and must be in the request that the decode instance gets. Knows no HTTP
-(`prefiller.py`), no Envoy, and not how an instance is chosen (`router.py`).
-
-Bodies are spliced and never serialised anew, so that both halves render to the same prompt, byte for byte. What is
-added stands last in the object: of two equal keys vLLM takes the later one, so a client cannot overrule it.
+`kv_transfer_params` in the prefill's answer say where the KV is, and must be in the request that the decode instance
+gets. Bodies are spliced and never serialised anew, so that both halves render to the same prompt, byte for byte. What
+is added stands last in the object: of two equal keys vLLM takes the later one, so a client cannot overrule it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import msgspec
 
 from extproc.base.errors import UnreadableBody
-from extproc.base.model import Instance, Role
 from extproc.requests.bodies import utf8
 from extproc.requests.paths import Api, api_of
-from extproc.routing.pools.loads import Ticket
-
-# Prefill instances that one request tries before its decode instance computes the prompt itself. Two, because a second
-# failure is hardly the instance's.
-ATTEMPTS = 2
-
-
-def budget_ms(timeout_s: float) -> int:
-    """Milliseconds that Envoy must wait for a request whose prefills may take `timeout_s` each, and a second more."""
-    return round((ATTEMPTS * timeout_s + 1) * 1000)
-
 
 # The APIs that vLLM can disaggregate, with the fields that limit the reply. The Responses API is none: it keeps state
 # in the one engine that answers.
@@ -39,26 +22,6 @@ LIMITS: Mapping[Api, tuple[str, ...]] = {
     Api.COMPLETIONS: ("max_tokens",),
     Api.MESSAGES: ("max_tokens",),
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Halves:
-    """The instances that may decode, and those that may prefill for them: none where each does everything itself."""
-
-    prefill: Sequence[Instance]
-    decode: Sequence[Instance]
-
-
-def halves(candidates: Sequence[Instance], failed: Collection[str] = ()) -> Halves:
-    """The two sides of a pool. Where one side is empty the other serves alone, whatever its role.
-
-    `failed` names instances that could not prefill this request: they are not asked again.
-    """
-    decode = [instance for instance in candidates if instance.role is not Role.PREFILL]
-    if not decode or all(instance.role is Role.BOTH for instance in candidates):
-        return Halves((), candidates)
-    prefill = [i for i in candidates if i.role is not Role.DECODE and i.name not in failed]
-    return Halves(prefill, decode)
 
 
 class _Shape(msgspec.Struct, gc=False):
@@ -141,26 +104,3 @@ def kv_transfer_params(answer: bytes) -> bytes | None:
     except (msgspec.DecodeError, RecursionError):
         return None
     return found if found.startswith(b"{") else None
-
-
-class PairTicket:
-    """The load that a halved request holds on both of its instances; a `Ticket` to whoever gives it back."""
-
-    __slots__ = ("_decode", "_prefill")
-
-    def __init__(self, prefill: Ticket, decode: Ticket) -> None:
-        self._prefill = prefill
-        self._decode = decode
-
-    def prefilled(self) -> None:
-        """The prefill instance is done with the request."""
-        self._prefill.release()
-
-    def move(self, instance: str) -> None:
-        """Envoy reached another decode instance than chosen."""
-        self._decode.move(instance)
-
-    def release(self) -> None:
-        """The request is over, however it ended."""
-        self._prefill.release()
-        self._decode.release()

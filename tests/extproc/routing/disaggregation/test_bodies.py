@@ -1,4 +1,4 @@
-"""Disaggregation without I/O: who may do which half, what can be halved, and the two bodies of one request."""
+"""Which requests can be halved, and the two bodies of one that is."""
 
 from __future__ import annotations
 
@@ -9,55 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.base.model import Instance, Role
-from extproc.routing import disaggregation
-from extproc.routing.disaggregation import (
-    PairTicket,
+from extproc.routing.disaggregation.bodies import (
     decode_body,
     divisible,
     engines_path,
-    halves,
     kv_transfer_params,
     prefill_body,
 )
-from extproc.routing.pools.loads import Loads
 
 CHAT = "/v1/chat/completions"
-
-
-def instances(*roles: Role) -> list[Instance]:
-    return [Instance(f"10.0.0.{number}:8000", role=role) for number, role in enumerate(roles)]
-
-
-P, D, B = Role.PREFILL, Role.DECODE, Role.BOTH
-
-
-@pytest.mark.parametrize(
-    ("roles", "prefill", "decode"),
-    [
-        ((B, B), [], [0, 1]),
-        ((P, P, D), [0, 1], [2]),
-        ((P, B, D), [0, 1], [1, 2]),
-        ((B, D), [0], [0, 1]),
-        ((P, B), [0, 1], [1]),
-        ((P, P), [], [0, 1]),
-        ((D, D), [], [0, 1]),
-    ],
-)
-def test_sides(roles: tuple[Role, ...], prefill: list[int], decode: list[int]) -> None:
-    """Roles make the two sides; where one of them is empty, the other serves alone, whatever its role."""
-    candidates = instances(*roles)
-    found = halves(candidates)
-    assert list(found.prefill) == [candidates[i] for i in prefill]
-    assert list(found.decode) == [candidates[i] for i in decode]
-
-
-def test_a_failed_instance_is_not_asked_again() -> None:
-    """Who could not prefill a request may still decode it."""
-    candidates = instances(P, B, D)
-    found = halves(candidates, {candidates[0].name, candidates[1].name})
-    assert list(found.prefill) == []
-    assert list(found.decode) == candidates[1:]
 
 
 @pytest.mark.parametrize(
@@ -166,22 +126,3 @@ def test_params_of_an_answer(answer: bytes, expected: bool) -> None:
     found = kv_transfer_params(answer)
     assert (found is not None) is expected
     assert found is None or found in answer
-
-
-def test_the_loads_of_a_pair() -> None:
-    """Prefill is given back when it is over, decode at the end; in any order and as often as one likes."""
-    loads = Loads()
-    pair = PairTicket(loads.start("pool", "p", 700), loads.start("pool", "d", 0))
-    assert loads.snapshot("pool") == {"p": (1, 700), "d": (1, 0)}
-    pair.prefilled()
-    pair.move("e")
-    assert loads.snapshot("pool") == {"e": (1, 0)}
-    pair.release()
-    pair.prefilled()
-    pair.release()
-    assert loads.snapshot("pool") == {}
-
-
-def test_envoy_waits_for_every_attempt() -> None:
-    """All prefills that one request may try, and a second for everything else."""
-    assert disaggregation.budget_ms(60.0) == disaggregation.ATTEMPTS * 60_000 + 1_000
