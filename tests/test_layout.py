@@ -112,10 +112,12 @@ ELSEWHERE: Final = {
         "loadgen/engine/publisher.py",
         "loadgen/engine/reply.py",
         "loadgen/engine/server.py",
+        "loadgen/engine/stored.py",
     ],
-    "tests/loadgen/engine/test_other_apis.py (a case is a recorded request)": [
+    "tests/loadgen/engine/test_apis.py (a case is a recorded request)": [
         "loadgen/engine/anthropic_api.py",
         "loadgen/engine/api_parts.py",
+        "loadgen/engine/chat_answers.py",
         "loadgen/engine/completions_api.py",
         "loadgen/engine/responses_api.py",
     ],

@@ -4,48 +4,53 @@ from __future__ import annotations
 
 import json
 
-from loadgen.engine.api_parts import Api, Body, listed, text_of
-from loadgen.engine.completion import Completion
+from loadgen.engine.api_parts import Api, Body, Event, Stream, copied, listed
+from loadgen.engine.completion import Completion, Sample
 from loadgen.json_types import Json
+
+BILLING = "x-anthropic-billing-header"  # Claude Code's: vLLM leaves such a text out, for it differs at every request
+_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 def from_messages(body: Body) -> dict[str, Json]:
+    """The chat of a request, of one for a count of tokens too."""
     messages: list[Json] = []
-    system = body.get("system")
-    if system:
-        text = system if isinstance(system, str) else "".join(block["text"] for block in system)
-        messages.append({"role": "system", "content": text})
+    if system := _system(body.get("system")):
+        messages.append({"role": "system", "content": system})
     for message in listed(body, "messages"):
         content = message["content"]
         blocks = [{"type": "text", "text": content}] if isinstance(content, str) else content
         chat: dict[str, Json] = {"role": message["role"], "content": []}
         for block in blocks:
-            kind = block["type"]
-            if kind == "text":
-                chat["content"].append({"type": "text", "text": block["text"]})
-            elif kind == "image":
-                chat["content"].append(_image(block["source"]))
-            elif kind == "tool_use":
-                function = {"name": block["name"], "arguments": json.dumps(block["input"])}
-                chat.setdefault("tool_calls", []).append({"id": block["id"], "type": "function", "function": function})
-            elif kind == "tool_result":
-                messages += _result(block["tool_use_id"], block.get("content") or "")
+            _read(block, chat, messages)
         if chat["content"] or message["role"] == "assistant":
             messages.append(chat)
-    tools = [
-        {
-            "type": "function",
-            "function": {"name": t["name"], "description": t.get("description")}
-            | {
-                "parameters": {"type": "object"} | t["input_schema"]
-                if "type" not in t["input_schema"]
-                else t["input_schema"]
-            },
-        }
-        for t in body.get("tools") or ()
-    ]
-    chat_body: dict[str, Json] = {"messages": messages, **({"tools": tools} if tools else {})}
-    return chat_body | {name: body[name] for name in ("model", "max_tokens", "stream", "cache_salt") if name in body}
+    tools = [_tool(tool) for tool in body.get("tools") or ()]
+    made: dict[str, Json] = {"messages": messages, **({"tools": tools} if tools else {})}
+    if (choice := body.get("tool_choice")) is not None:
+        made["tool_choice"] = _choice(choice)
+    return made | copied(body, model="model", max_tokens="max_tokens", stream="stream", cache_salt="cache_salt")
+
+
+def _system(given: Json) -> str:
+    if not given:
+        return ""
+    texts = [given] if isinstance(given, str) else [block["text"] for block in given]
+    return "".join(text for text in texts if isinstance(given, str) or not text.startswith(BILLING))
+
+
+def _read(block: Json, chat: dict[str, Json], before: list[Json]) -> None:
+    """Add a block to its message, or as a message before it."""
+    kind = block["type"]
+    if kind == "text":
+        chat["content"].append({"type": "text", "text": block["text"]})
+    elif kind == "image":
+        chat["content"].append(_image(block["source"]))
+    elif kind == "tool_use":
+        function = {"name": block["name"], "arguments": json.dumps(block["input"])}
+        chat.setdefault("tool_calls", []).append({"id": block["id"], "type": "function", "function": function})
+    elif kind == "tool_result":
+        before += _result(block["tool_use_id"], block.get("content") or "")
 
 
 def _result(call: str, content: Json) -> list[Json]:
@@ -62,47 +67,75 @@ def _image(source: Json) -> Json:
     return {"type": "image_url", "image_url": {"url": url}}
 
 
-def _anthropic_usage(completion: Completion) -> dict[str, Json]:
+def _tool(tool: Json) -> Json:
+    schema = tool["input_schema"]
+    parameters = schema if "type" in schema else {"type": "object"} | schema
+    function = {"name": tool["name"], "description": tool.get("description"), "parameters": parameters}
+    return {"type": "function", "function": function}
+
+
+def _choice(choice: Json) -> Json:
+    if choice["type"] == "tool":
+        return {"type": "function", "function": {"name": choice["name"]}}
+    return {"auto": "auto", "any": "required", "none": "none"}[choice["type"]]
+
+
+def _answer(completion: Completion, _asked: Body) -> dict[str, Json]:
+    return _message(completion, [_block(completion)], _REASONS[completion.reply.finish], _usage(completion))
+
+
+def _message(completion: Completion, content: list[Json], reason: str | None, usage: Json) -> dict[str, Json]:
+    made = {"id": completion.id, "type": "message", "role": "assistant", "content": content, "model": completion.model}
+    return made | {"stop_reason": reason, "stop_sequence": None, "usage": usage}
+
+
+def _block(completion: Completion) -> Json:
+    if call := completion.reply.call:
+        return {"type": "tool_use", "id": call.id, "name": call.name, "input": json.loads(call.arguments)}
+    return {"type": "text", "text": completion.sample.text()}
+
+
+def _usage(completion: Completion) -> dict[str, Json]:
     request = completion.request
-    fresh = request.prompt - completion.cacheable
     return {
-        "input_tokens": fresh,
+        "input_tokens": request.prompt - completion.cacheable,
         "output_tokens": request.reply,
-        "cache_creation_input_tokens": completion.cacheable - request.hit,
-        "cache_read_input_tokens": request.hit,
+        "cache_creation_input_tokens": completion.created,
+        "cache_read_input_tokens": completion.hit,
     }
 
 
-def _anthropic(completion: Completion) -> dict[str, Json]:
-    stop = "max_tokens" if completion.reply.finish == "length" else "end_turn"
-    return {
-        "id": completion.id,
-        "type": "message",
-        "role": "assistant",
-        "content": [{"type": "text", "text": text_of(completion)}],
-        "model": completion.model,
-        "stop_reason": stop,
-        "usage": _anthropic_usage(completion),
-    }
+class _Events(Stream):
+    """The message begins, its one block is opened, filled and closed, the reason of the end, the end."""
+
+    def opening(self) -> list[Event]:
+        usage = {"input_tokens": self.completion.request.prompt, "output_tokens": 0}
+        return [{"type": "message_start", "message": _message(self.completion, [], None, usage)}]
+
+    def advance(self, sample: Sample, before: int, sampled: int) -> list[Event]:
+        events: list[Event] = []
+        ended = sampled == sample.request.reply
+        block: Event = _block(self.completion)
+        text = sample.text(before, sampled)
+        if block["type"] == "text":
+            if not before:
+                events.append({"type": "content_block_start", "index": 0, "content_block": block | {"text": ""}})
+            if text:
+                events.append(_delta({"type": "text_delta", "text": text}))
+        elif ended and sample.reply.call:
+            events.append({"type": "content_block_start", "index": 0, "content_block": block | {"input": {}}})
+            events.append(_delta({"type": "input_json_delta", "partial_json": sample.reply.call.arguments}))
+        if ended:
+            events.append({"type": "content_block_stop", "index": 0})
+        return events
+
+    def closing(self) -> list[Event]:
+        reason = {"stop_reason": _REASONS[self.completion.reply.finish]}
+        return [{"type": "message_delta", "delta": reason, "usage": _usage(self.completion)}, {"type": "message_stop"}]
 
 
-def _anthropic_first(completion: Completion) -> list[dict[str, Json]]:
-    message = _anthropic(completion) | {"content": [], "stop_reason": None}
-    block = {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}}
-    return [{"type": "message_start", "message": message}, block]
+def _delta(delta: Event) -> Event:
+    return {"type": "content_block_delta", "index": 0, "delta": delta}
 
 
-def _anthropic_last(completion: Completion) -> list[dict[str, Json]]:
-    whole = _anthropic(completion)
-    delta = {"type": "message_delta", "delta": {"stop_reason": whole["stop_reason"]}, "usage": whole["usage"]}
-    return [{"type": "content_block_stop", "index": 0}, delta, {"type": "message_stop"}]
-
-
-API = Api(
-    "msg_",
-    from_messages,
-    _anthropic,
-    _anthropic_first,
-    lambda _, text: {"type": "content_block_delta", "index": 0, "delta": {"type": "text_delta", "text": text}},
-    _anthropic_last,
-)
+API = Api(prefix="msg_", chat=from_messages, answer=_answer, stream=_Events, named=True)

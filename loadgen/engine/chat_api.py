@@ -5,6 +5,7 @@ Pure: the shell (`http.py`) reads bodies and waits for tokens; what it then writ
 
 from __future__ import annotations
 
+import asyncio
 import json
 from array import array
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,14 @@ from loadgen.engine import media
 from loadgen.engine.block_keys import chain, extra_keys
 from loadgen.engine.chat_template import ChatError, ChatTemplate, images
 from loadgen.engine.clock import LiveRequest
-from loadgen.engine.completion import Completion
+from loadgen.engine.completion import Completion, Sample
 from loadgen.engine.errors import Refused, bad_request, invalid
 from loadgen.engine.media import Span
 from loadgen.engine.reply import Model, Reply
 from loadgen.engine.tokenizer import Tokens
 from loadgen.json_types import Json
+
+MOST_SAMPLES = 64  # of one request: vLLM's own limit is configurable
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,32 +72,46 @@ class ChatApi:
         salt = _optional(body, "cache_salt", str)
         if salt == "":
             raise invalid("cache_salt must not be empty", "cache_salt")
-        if _optional(body, "n", int) not in (None, 1):
-            raise bad_request("the simulated engine gives one answer: n must be 1", "n")
-        tokens, spans = self._prompt(body)
-        prompt = len(tokens)
-        reply = self._reply(body, tokens, model)
-        tokens += reply.tokens
-        lora = model if model in self.served.adapters else None
+        count = _count(body)
+        tokens, images = self._prompt(body)
+        progress: asyncio.Queue[LiveRequest] = asyncio.Queue()
+        samples = []
+        for index in range(count):
+            reply = self._reply(body, tokens, model, index)
+            samples.append(Sample(index, self._request(tokens, reply, images, model, salt, progress), reply))
         size = self.served.block_size
-        extras = extra_keys((len(tokens) - 1) // size, lora, salt, size=size, images=spans)
         return Completion(
             id=id,
-            created=created,
+            created_s=created,
             model=model,
-            request=LiveRequest(
-                prompt=prompt,
-                reply=len(reply.tokens),
-                keys=chain(tokens, size, extras),
-                tokens=tokens,
-                extras=extras,
-                lora=lora,
-                lora_id=self.served.adapters.index(lora) + 1 if lora else None,
-            ),
-            reply=reply,
+            samples=samples,
             stream=bool(_optional(body, "stream", bool)),
             include_usage=bool((_optional(body, "stream_options", dict) or {}).get("include_usage")),
-            cacheable=prompt // size * size,
+            cacheable=len(tokens) // size * size,
+        )
+
+    def _request(
+        self,
+        prompt: array[int],
+        reply: Reply,
+        images: Sequence[Span],
+        model: str,
+        salt: str | None,
+        progress: asyncio.Queue[LiveRequest],
+    ) -> LiveRequest:
+        tokens = prompt + reply.tokens
+        lora = model if model in self.served.adapters else None
+        size = self.served.block_size
+        extras = extra_keys((len(tokens) - 1) // size, lora, salt, size=size, images=images)
+        return LiveRequest(
+            prompt=len(prompt),
+            reply=len(reply.tokens),
+            keys=chain(tokens, size, extras),
+            tokens=tokens,
+            extras=extras,
+            lora=lora,
+            lora_id=self.served.adapters.index(lora) + 1 if lora else None,
+            progress=progress,
         )
 
     def model(self, body: Mapping[str, Json]) -> str:
@@ -172,7 +189,7 @@ class ChatApi:
         tokens = self.prompt(body).tolist()
         return {"request_id": id, "token_ids": tokens, "sampling_params": {}, "model": model, "cache_salt": salt}
 
-    def _reply(self, body: Mapping[str, Json], prompt: array[int], model: str) -> Reply:
+    def _reply(self, body: Mapping[str, Json], prompt: array[int], model: str, index: int) -> Reply:
         room = self.served.max_model_len - len(prompt)
         wanted = _optional(body, "max_completion_tokens", int)
         wanted = _optional(body, "max_tokens", int) if wanted is None else wanted
@@ -180,20 +197,14 @@ class ChatApi:
             raise bad_request(f"max_tokens must be at least 1, got {wanted}.", "max_tokens")
         if wanted is not None and wanted > room:
             raise self._too_long(len(prompt), wanted)
-        choice = body.get("tool_choice")
-        tools = [] if choice == "none" else body.get("tools") or []
-        if isinstance(choice, dict):
-            function = choice.get("function")
-            name = function.get("name") if isinstance(function, dict) else None
-            tools = [tool for tool in tools if tool["function"]["name"] == name]
-            if not tools:
-                raise invalid("tool_choice names none of the tools", "tool_choice")
+        tools, must_call = _tools(body)
+        seed = model.encode() + prompt.tobytes() + (str(index).encode() if index else b"")
         return self._model.reply(
-            sha256(model.encode() + prompt.tobytes()).digest(),
+            sha256(seed).digest(),
             room if wanted is None else wanted,
             forced=bool(_optional(body, "ignore_eos", bool)) and wanted is not None,
             tools=tools,
-            must_call=choice == "required" or isinstance(choice, dict),
+            must_call=must_call,
         )
 
     def _too_long(self, prompt: int, wanted: int = 0) -> Refused:
@@ -203,6 +214,44 @@ class ChatApi:
             f"contains at least {prompt} input tokens.",
             "input_tokens",
         )
+
+
+def _count(body: Mapping[str, Json]) -> int:
+    """How many answers are asked for.
+
+    Raises:
+        Refused: 400, as vLLM refuses a number that makes no sense.
+    """
+    count = _optional(body, "n", int)
+    if count is None:
+        return 1
+    if not 1 <= count <= MOST_SAMPLES:
+        raise bad_request(f"n must be from 1 to {MOST_SAMPLES}, got {count}.", "n")
+    if count > 1 and body.get("temperature") == 0:
+        raise bad_request(f"n must be 1 when using greedy sampling, got {count}.", "n")
+    return count
+
+
+def _tools(body: Mapping[str, Json]) -> tuple[list[Json], bool]:
+    """The tools that a reply may call, and whether it must call one.
+
+    Raises:
+        Refused: 400, the choice names no tool of the request's.
+    """
+    choice, tools = body.get("tool_choice"), body.get("tools") or []
+    if choice == "none":
+        return [], False
+    if choice not in (None, "auto", "required") and not isinstance(choice, dict):
+        raise invalid(f"Invalid value for `tool_choice`: {choice}", "tool_choice")
+    if choice is not None and not tools:
+        raise invalid("When using `tool_choice`, `tools` must be set.", "tool_choice")
+    if isinstance(choice, dict):
+        function = choice.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        tools = [tool for tool in tools if tool["function"]["name"] == name]
+        if not tools:
+            raise invalid("tool_choice names none of the tools", "tool_choice")
+    return tools, choice == "required" or isinstance(choice, dict)
 
 
 T = TypeVar("T")

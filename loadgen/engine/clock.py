@@ -19,12 +19,12 @@ CATCH_UP = 1.0  # seconds that the instance may lie behind the clock before it g
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class LiveRequest(TokenRequest):
-    """A request that somebody waits for: `progress` carries the number of tokens sampled so far.
+    """A request that somebody waits for: it puts itself into `progress` when it has new tokens. Requests may share one.
 
     The others belong to `transfer.py`: the KV of a prompt may come from another engine, or stay for one.
     """
 
-    progress: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    progress: asyncio.Queue[LiveRequest] = field(default_factory=asyncio.Queue)
     loaded: int = 0  # leading prompt tokens whose KV another engine computed ...
     remote_hit: int = 0  # ... and how many of them that one had cached
     export: bool = False  # keep the blocks after the end ...
@@ -59,26 +59,32 @@ class Engine:
             sampled = self.instance.finish(step)
             await self._publish(step.events)
             for request in sampled:
-                request.progress.put_nowait(request.sampled)
+                request.progress.put_nowait(request)
             now = max(ends, clock() - CATCH_UP)
 
-    async def generate(self, request: LiveRequest) -> AsyncGenerator[int, None]:
-        """Yield how many tokens of the reply there are, each time there are more, up to all of them.
+    async def generate(self, requests: Sequence[LiveRequest]) -> AsyncGenerator[tuple[int, int], None]:
+        """Yield a request's place and how many tokens of its reply there are, each time there are more, until all are.
 
-        Leaving the iteration early, by `aclose` or cancellation, aborts the request.
+        They share a queue (`progress`). Leaving the iteration early, by `aclose` or cancellation, aborts them.
 
         Raises:
-            ValueError: the request does not fit into the cache.
+            ValueError: they do not fit into the cache.
         """
         await asyncio.sleep(self.instance.profile.overhead * self._time_scale)
-        self.instance.submit(request)
-        self._work.set()
+        places = {id(request): place for place, request in enumerate(requests)}
+        progress = requests[0].progress
         try:
-            sampled = 0
-            while sampled < request.reply:
-                sampled = await request.progress.get()
-                while not request.progress.empty():
-                    sampled = request.progress.get_nowait()
-                yield sampled
+            for request in requests:
+                self.instance.submit(request)
+            self._work.set()
+            told = [0] * len(requests)
+            while any(count < request.reply for count, request in zip(told, requests, strict=True)):
+                changed = {places[id(await progress.get())]}
+                while not progress.empty():
+                    changed.add(places[id(progress.get_nowait())])
+                for place in sorted(changed):
+                    told[place] = requests[place].sampled
+                    yield place, told[place]
         finally:
-            self.instance.abort(request)
+            for request in requests:
+                self.instance.abort(request)

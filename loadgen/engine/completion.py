@@ -1,11 +1,11 @@
-"""One chat completion under way, and how vLLM words it: a whole answer, or the chunks of a stream.
+"""One request under way: what was asked for as far as answers repeat it, and its samples. Words no answer.
 
 Knows neither HTTP nor how a prompt or a reply comes about.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from loadgen.engine.clock import LiveRequest
@@ -14,66 +14,65 @@ from loadgen.json_types import Json
 
 
 @dataclass(frozen=True, slots=True)
-class Completion:
-    """One chat completion under way. `sampled` below is the number of tokens of the reply so far."""
+class Sample:
+    """One of a request's answers: `n` asks for several of one prompt, each a request of its own to the engine."""
 
-    id: str
-    created: int  # seconds since 1970
-    model: str
+    index: int
     request: LiveRequest
     reply: Reply
+
+    def text(self, before: int = 0, sampled: int | None = None) -> str:
+        """What a client sees of the reply's tokens from `before` to `sampled`; of all of them by default."""
+        return "".join(self.reply.pieces[before:sampled])
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A request under way."""
+
+    id: str
+    created_s: int  # since 1970
+    model: str
+    samples: Sequence[Sample]
     stream: bool
     include_usage: bool
     cacheable: int  # tokens in whole blocks of the prompt
 
-    def message(self) -> dict[str, Json]:
-        """The answer to a request that does not stream."""
-        call = self.reply.call
-        message: dict[str, Json] = {"role": "assistant", "content": None if call else "".join(self.reply.pieces)}
-        if call:
-            function = {"name": call.name, "arguments": call.arguments}
-            message["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
-        choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": self.reply.finish}
-        return self._envelope("chat.completion", [choice]) | {"usage": self._usage()}
+    @property
+    def sample(self) -> Sample:
+        """The first, which most requests leave at."""
+        return self.samples[0]
 
-    def opening(self) -> dict[str, Json]:
-        """The first chunk of a stream, which comes with the first token."""
-        return self._chunk({"role": "assistant", "content": ""})
+    @property
+    def request(self) -> LiveRequest:
+        return self.sample.request
 
-    def delta(self, before: int, sampled: int) -> dict[str, Json] | None:
-        """The chunk that brings a stream from `before` tokens to `sampled`; None where a client sees no difference."""
-        text = "".join(self.reply.pieces[before:sampled])
-        if text:
-            return self._chunk({"content": text})
-        call = self.reply.call
-        if call and sampled == len(self.reply.tokens):
-            function = {"name": call.name, "arguments": call.arguments}
-            return self._chunk({"tool_calls": [{"index": 0, "id": call.id, "type": "function", "function": function}]})
-        return None
+    @property
+    def reply(self) -> Reply:
+        return self.sample.reply
 
-    def closing(self) -> list[dict[str, Json]]:
-        """The last chunks of a stream: why it ends, and the usage where the client asked for it."""
-        chunks = [self._chunk({}, self.reply.finish)]
-        if self.include_usage:
-            chunks.append(self._envelope("chat.completion.chunk", []) | {"usage": self._usage()})
-        return chunks
+    @property
+    def hit(self) -> int:
+        """Prompt tokens that were found in the cache: vLLM reports the last sample's, which may hit the first's."""
+        return self.samples[-1].request.hit
 
-    def _usage(self) -> dict[str, Json]:
-        request = self.request
+    @property
+    def found(self) -> int:
+        """The same, or what another engine had found for this one: the engine's own truth about a hit."""
+        return max(self.hit, self.request.remote_hit)
+
+    @property
+    def created(self) -> int:
+        """Prompt tokens that are in the cache from here on."""
+        return self.cacheable - self.hit
+
+    def usage(self, details: Mapping[str, Json]) -> dict[str, Json]:
+        """The tokens, as chats and text completions report them; `details` are the prompt's."""
+        prompt = self.request.prompt
+        replies = sum(sample.request.reply for sample in self.samples)
         return {
-            "prompt_tokens": request.prompt,
-            "total_tokens": request.prompt + request.reply,
-            "completion_tokens": request.reply,
-            # The engine's own truth about a hit, reported by 0.32 even when it is 0.
-            "prompt_tokens_details": {
-                "cached_tokens": max(request.hit, request.remote_hit),
-                "created_cache_tokens": self.cacheable - request.hit,
-            },
+            "prompt_tokens": prompt,
+            "total_tokens": prompt + replies,
+            "completion_tokens": replies,
+            "prompt_tokens_details": details,
         }
-
-    def _chunk(self, delta: Mapping[str, Json], finish: str | None = None) -> dict[str, Json]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish}
-        return self._envelope("chat.completion.chunk", [choice])
-
-    def _envelope(self, kind: str, choices: list[Json]) -> dict[str, Json]:
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.model, "choices": choices}

@@ -14,8 +14,11 @@ class Refused(Exception):
         self.kind = kind
         self.param = param
 
-    def body(self) -> bytes:
-        """The JSON body, as OpenAI's clients expect it."""
+    def body(self, *, anthropic: bool = False) -> bytes:
+        """The JSON body, as OpenAI's clients expect it, or Anthropic's."""
+        if anthropic:
+            error = {"type": self.kind, "message": str(self)}
+            return msgspec.json.encode({"type": "error", "error": error})
         return msgspec.json.encode(
             {"error": {"message": str(self), "type": self.kind, "param": self.param, "code": self.status}}
         )

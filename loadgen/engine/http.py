@@ -11,24 +11,27 @@ import json
 import logging
 import time
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import msgspec
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from loadgen.engine.api_parts import Api, Event, Stream
+from loadgen.engine.apis import APIS, CHAT, MESSAGES, RESPONSES, read
 from loadgen.engine.chat_api import ChatApi, parse
 from loadgen.engine.clock import Engine
-from loadgen.engine.completion import Completion
 from loadgen.engine.errors import Refused, invalid
 from loadgen.engine.metrics import EngineMetrics
-from loadgen.engine.other_apis import OtherApis
+from loadgen.engine.stored import StoredResponses
 from loadgen.engine.transfer import TransferInstance, Transfers
 from loadgen.json_types import Json
 
 log = logging.getLogger(__name__)
 
 MAX_BODY = 64 * 1024 * 1024  # bytes
+ID_LENGTH = 16  # hex digits of an answer's id
+Progress = AsyncIterator[tuple[int, int]]  # place of a sample, its tokens so far
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -40,70 +43,80 @@ class Server:
         self._engine = engine
         self._metrics = EngineMetrics(instance, api.served.models[0])
         self._transfers = Transfers(instance, self._metrics.registry)
+        self._stored = StoredResponses()
         self._started = int(time.time())
 
     def app(self) -> web.Application:
         """The routes, with errors as vLLM shapes them and `x-engine: ip:port` on every answer."""
         app = web.Application(client_max_size=MAX_BODY, middlewares=[_errors])
         app.on_response_prepare.append(_sign)
-        app.router.add_post("/v1/chat/completions", self.chat_completions)
-        app.router.add_post("/v1/chat/completions/render", self.render)
+        for path in APIS:
+            app.router.add_post(path, self.serve)
+        app.router.add_post(f"{CHAT}/render", self.render)
+        app.router.add_post(f"{MESSAGES}/count_tokens", self.count_tokens)
+        app.router.add_get(RESPONSES + "/{id}", self.stored_response)
         app.router.add_post("/tokenize", self.tokenize)
         app.router.add_post("/reset_prefix_cache", self.reset_prefix_cache)
         app.router.add_get("/health", self.health)
         app.router.add_get("/metrics", self.metrics)
         app.router.add_get("/v1/models", self.models)
         self._transfers.add_to(app)
-        OtherApis(self._api, self._engine, self._transfers).add_to(app)
         return app
 
-    async def chat_completions(self, request: web.Request) -> web.StreamResponse:
-        """Answer a chat. An error keeps its status with `stream` too: headers go out when the prompt is accepted."""
+    async def serve(self, request: web.Request) -> web.StreamResponse:
+        """Answer. An error keeps its status with `stream` too: headers go out when the prompt is accepted."""
         arrived = time.monotonic()
-        identity = f"chatcmpl-{uuid.uuid4().hex}"
+        api = APIS[request.path]
         body = await _body(request)
+        chat = read(request.path, body)
+        if api.stores:
+            chat = self._stored.continued(body, chat)
+        identity = f"{api.prefix}{uuid.uuid4().hex[:ID_LENGTH]}"
         # In a thread: tokenising a long prompt must not hold up everybody's tokens.
-        completion = await asyncio.to_thread(self._api.start, body, id=identity, created=int(time.time()))
+        completion = await asyncio.to_thread(self._api.start, chat, id=identity, created=int(time.time()))
+        requests = [sample.request for sample in completion.samples]
+
+        def ended() -> None:
+            """Before the client hears of it: it may go on at once from a response that is stored."""
+            if api.stores and body.get("store") is not False:
+                self._stored.keep(completion, chat, api.answer(completion, body))
+            for sample in completion.samples:
+                self._metrics.finished("length" if sample.reply.finish == "length" else "stop")
+
         async with (
             self._transfers.during(body, completion),
-            contextlib.aclosing(self._engine.generate(completion.request)) as progress,
+            contextlib.aclosing(self._engine.generate(requests)) as progress,
         ):
+            watched = self._watched(progress, arrived)
             if completion.stream:
-                response: web.StreamResponse = await self._stream(request, completion, progress, arrived)
+                response: web.StreamResponse = await _streamed(
+                    request, api.stream(completion, body), api, watched, ended
+                )
             else:
-                async for _ in self._watched(progress, arrived):
+                async for _ in watched:
                     pass
+                ended()
                 params = self._transfers.params(request, completion)
-                response = _json(completion.message() | ({"kv_transfer_params": params} if params else {}))
-        self._metrics.finished("length" if completion.reply.finish == "length" else "stop")
+                response = _json(api.answer(completion, body) | ({"kv_transfer_params": params} if params else {}))
         return response
 
-    async def _stream(
-        self, request: web.Request, completion: Completion, progress: AsyncGenerator[int, None], arrived: float
-    ) -> web.StreamResponse:
-        response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
-        await response.prepare(request)
-        before = 0
-        async for sampled in self._watched(progress, arrived):
-            chunks = [] if before else [completion.opening()]
-            if delta := completion.delta(before, sampled):
-                chunks.append(delta)
-            if sampled == completion.request.reply:
-                chunks += completion.closing()
-            if chunks:
-                await response.write(b"".join(b"data: " + msgspec.json.encode(chunk) + b"\n\n" for chunk in chunks))
-            before = sampled
-        await response.write(b"data: [DONE]\n\n")
-        await response.write_eof()
-        return response
-
-    async def _watched(self, progress: AsyncIterator[int], arrived: float) -> AsyncIterator[int]:
+    async def _watched(self, progress: Progress, arrived: float) -> Progress:
         first = True
-        async for sampled in progress:
+        async for one in progress:
             if first:
                 self._metrics.ttft.observe(time.monotonic() - arrived)
                 first = False
-            yield sampled
+            yield one
+
+    async def count_tokens(self, request: web.Request) -> web.Response:
+        """How long the prompt of a message would be."""
+        chat = read(MESSAGES, await _body(request))
+        count = len(await asyncio.to_thread(self._api.prompt, chat))
+        return _json({"input_tokens": count, "context_management": {"original_input_tokens": count}})
+
+    async def stored_response(self, request: web.Request) -> web.Response:
+        """A response that was stored."""
+        return _json(self._stored.find(request.match_info["id"]))
 
     async def tokenize(self, request: web.Request) -> web.Response:
         """The token ids of a chat or a text: the oracle for whoever renders prompts himself."""
@@ -143,6 +156,34 @@ class Server:
         return _json({"object": "list", "data": cards})
 
 
+async def _streamed(
+    request: web.Request, stream: Stream, api: Api, progress: Progress, ended: Callable[[], None]
+) -> web.StreamResponse:
+    """Server-sent events, as the tokens come."""
+    response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
+    await response.prepare(request)
+    if events := stream.opening():
+        await response.write(_events(api, events))
+    samples = stream.completion.samples
+    told = [0] * len(samples)
+    async for place, sampled in progress:
+        events = stream.advance(samples[place], told[place], sampled)
+        told[place] = sampled
+        if events:
+            await response.write(_events(api, events))
+    ended()
+    await response.write(_events(api, stream.closing()) + (b"data: [DONE]\n\n" if api.done else b""))
+    await response.write_eof()
+    return response
+
+
+def _events(api: Api, events: Sequence[Event]) -> bytes:
+    return b"".join(
+        (f"event: {event['type']}\n".encode() if api.named else b"") + b"data: " + msgspec.json.encode(event) + b"\n\n"
+        for event in events
+    )
+
+
 async def _body(request: web.Request) -> dict[str, Json]:
     """The JSON object that was posted.
 
@@ -169,7 +210,8 @@ async def _errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     try:
         return await handler(request)
     except Refused as error:
-        return web.Response(body=error.body(), status=error.status, content_type="application/json")
+        body = error.body(anthropic=request.path.startswith(MESSAGES))
+        return web.Response(body=body, status=error.status, content_type="application/json")
     except web.HTTPException as error:
         return _json({"detail": error.reason}, error.status)
 

@@ -112,7 +112,7 @@ async def test_streams_pass_whole(stack: Stack, path: str, body: Callable[..., Y
     """A stream reaches the client as the engine sent it, also where we read its beginning."""
     more = {"store": True} if path == RESPONSES else {}
     answer = await ask(stack, path, **body([("user", "stream")], stream=True, **more))
-    events = [json.loads(line[5:]) for line in answer.body.splitlines() if line.startswith(b"data:")]
+    events = [json.loads(line[5:]) for line in answer.body.splitlines() if line.startswith(b"data: {")]
     last = {"message_stop", "response.completed"}
     assert events[-1].get("type") in last or events[-1]["choices"][0]["finish_reason"]
     assert len(events) >= 3

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from loadgen.engine.apis import APIS, CHAT
 from loadgen.engine.chat_api import ChatApi, Served, parse
 from loadgen.engine.errors import Refused
 from loadgen.engine.options import MODEL_DIR
@@ -56,6 +57,7 @@ bodies = record(
     model=st.sampled_from(["tiny", "adapter"]),
     max_tokens=st.integers(1, 50),
     ignore_eos=st.booleans(),
+    n=st.integers(1, 3),
     stream=st.booleans(),
     stream_options=record({"include_usage": st.booleans()}),
     cache_salt=st.just("salt"),
@@ -105,8 +107,10 @@ def test_any_body_is_answered_or_refused(body: dict[str, Any]) -> None:
     assert len(request.tokens) == request.prompt + request.reply <= 2_000
     assert len(request.keys) == len(request.extras) == (request.prompt + request.reply - 1) // 16
     assert len(completion.reply.pieces) == request.reply
-    chunks = [completion.opening(), completion.delta(0, request.reply), *completion.closing(), completion.message()]
-    assert json.dumps(chunks)
+    for api in APIS.values():
+        stream = api.stream(completion, body)
+        assert json.dumps([*stream.opening(), *stream.advance(completion.sample, 0, request.reply), *stream.closing()])
+        assert json.dumps(api.answer(completion, body))
 
 
 @given(st.one_of(st.binary(max_size=40), junk.map(lambda value: json.dumps(value).encode())))
@@ -171,7 +175,7 @@ def test_a_call_that_is_cut_off_is_text() -> None:
     """A tool call that does not fit into max_tokens comes out as the text that it is, and says length."""
     body = chat("x", tools=[{"type": "function", "function": {"name": "open"}}], tool_choice="required", max_tokens=5)
     completion = API.start(body, id="x", created=0)
-    choice = completion.message()["choices"][0]
+    choice = APIS[CHAT].answer(completion, body)["choices"][0]
     assert choice["finish_reason"] == "length"
     assert choice["message"]["content"].startswith("<tool_call>")
     assert "tool_calls" not in choice["message"]

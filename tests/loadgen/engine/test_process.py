@@ -87,6 +87,7 @@ class Subscriber:
             await connected.recv_multipart()
         await asyncio.sleep(0.2)  # the subscription follows the handshake, and nothing tells when it has arrived
         self._socket.disable_monitor()
+        connected.close(linger=0)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -123,6 +124,7 @@ class Subscriber:
         async with asyncio.timeout(PATIENCE):
             while not answers or Wire.END not in answers[-1]:
                 answers.append(await socket.recv_multipart())
+        socket.close(linger=0)
         return answers
 
 
