@@ -1,4 +1,7 @@
-"""Looks regularly whether prompts match caches at all; an error in the log and a metric say where they do not."""
+"""Looks regularly whether prompts match caches at all; an error in the log and a metric say where they do not.
+
+It also warns, once, of engines that announce a LoRA adapter under a name of the base model.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,7 @@ from extproc.base import metrics
 from extproc.base.errors import IndexUnavailable
 from extproc.base.model import Source
 from extproc.index import Index
+from extproc.routing import adapters
 from extproc.routing.pools import mismatch
 from extproc.routing.pools.pool import Pool
 
@@ -24,15 +28,30 @@ AGAIN_S = 300.0  # until the same error is logged again
 async def watch(pools: Collection[Pool], index: Index) -> None:
     """Until it is cancelled."""
     said: dict[str, float] = {}
+    refused: set[tuple[str, str]] = set()
     while True:
         await asyncio.sleep(LOOK_S)
         for pool in pools:
+            _refuse(pool, index, refused)
             broken = await _advice(pool, index)
             metrics.PROMPT_MISMATCH.labels(pool.name).set(broken is not None)
             now = time.monotonic()
             if broken is not None and now - said.get(pool.name, -AGAIN_S) >= AGAIN_S:
                 said[pool.name] = now
                 _log.error(broken)
+
+
+def _refuse(pool: Pool, index: Index, said: set[tuple[str, str]]) -> None:
+    for name, instances in adapters.refused(pool, index.adapters(pool.name)).items():
+        if (pool.name, name) not in said:
+            said.add((pool.name, name))
+            _log.warning(
+                "pool %s: %s announces a LoRA adapter %r, which `models` gives as a name of the base model; "
+                "requests for it are taken for the base model's (said once)",
+                pool.name,
+                ", ".join(sorted(instances)),
+                name,
+            )
 
 
 async def _advice(pool: Pool, index: Index) -> str | None:

@@ -12,13 +12,14 @@ there. After `IndexLost` it begins with `forget` again: what it wrote is gone, o
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Protocol
 
 from extproc.base.model import EventReport
 
-# LoRA adapters remembered in a pool. Engines load them by name at run time; the oldest announcements make room.
+# LoRA adapters of one instance. An engine that has had more is known by the newest: those in use announce themselves
+# again whenever it starts anew.
 MAX_ADAPTERS = 1000
 
 
@@ -31,7 +32,7 @@ class Change:
     forget: bool = False  # all that this writer wrote about the instance, in O(1)
     remove: Sequence[int] = ()  # a chain's later keys before its earlier ones
     add: Sequence[int] = ()  # a chain's earlier keys before its later ones
-    adapters: Sequence[str] = ()  # LoRA adapters that the engine announced
+    adapters: Sequence[str] | None = None  # all LoRA adapters that the engine announced; None: as before, or none
     writer: str = ""  # which of several writers this is; empty where there is only one
 
 
@@ -51,8 +52,11 @@ class Index(Protocol):
         the changes of all other instances were.
         """
 
-    def adapters(self, pool: str) -> frozenset[str]:
-        """Names of LoRA adapters announced in the pool's events; may lag by some seconds, never blocks."""
+    def adapters(self, pool: str) -> Mapping[str, Set[str]]:
+        """LoRA adapters announced in the pool's events, each with the instances that did; may lag, never blocks.
+
+        An instance that forgets has none. At most MAX_ADAPTERS of an instance are given.
+        """
 
     async def sizes(self, pool: str) -> Mapping[str, int]:
         """Prompt blocks held, by instance name; an instance that holds none is absent. For operators: may cost time.

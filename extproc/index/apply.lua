@@ -2,7 +2,7 @@
 --
 -- ARGV: holder, owner as the writer knows it ('' where it never wrote), number of its newest acknowledged write,
 --       number of this write, owner that this write makes where it takes possession, '1' to forget,
---       keys to remove, keys to add (8 bytes each), retention in ms, most adapters to keep, adapters ...
+--       keys to remove, keys to add (8 bytes each), retention in ms, and where they changed the holder's LoRA adapters
 -- Returns 1: done; 0: an old write that came late, ignored; -1: the writer is no longer the owner of what it wrote.
 local holder, owner, acknowledged, number = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
 local new_owner, forget, remove, add, retention = ARGV[5], ARGV[6] == '1', ARGV[7], ARGV[8], ARGV[9]
@@ -84,11 +84,9 @@ if add ~= '' then
   end
 end
 
-for i = 11, #ARGV do
-  if not call('ZSCORE', ADAPTERS, ARGV[i]) then
-    call('ZADD', ADAPTERS, call('HINCRBY', STATE, 'last', 1), ARGV[i])
-    call('ZREMRANGEBYRANK', ADAPTERS, 0, -1 - ARGV[10])
-  end
+if ARGV[10] then
+  call('HSET', STATE, 'a:' .. holder, ARGV[10])
+  call('ZADD', ADAPTERS, call('HINCRBY', STATE, 'last', 1), holder)
 end
 
 call('HSET', STATE, 'h:' .. holder, struct.pack('>c16ddd', present, number, held, clock()))

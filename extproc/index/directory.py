@@ -6,10 +6,10 @@ a match needs no second round trip, and between restarts of instances it carries
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from extproc.index import MAX_ADAPTERS
+from extproc.index.adapters import Adapters
 from extproc.index.answers import Answers
 
 ID_BYTES = 3  # 16 million incarnations in a pool's life; up to two of them a block cost what one does
@@ -24,10 +24,9 @@ class Directory:
     def __init__(self) -> None:
         self.epoch = b""  # of the pool's data: another one means that everything in Redis is new
         self.newest = 0  # every living id up to this one is known
-        self.adapters: frozenset[str] = frozenset()
+        self.adapters = Adapters()
         self._instances: dict[bytes, str] = {}
         self._ids: dict[bytes, bytes] = {}  # by holder
-        self._announced: dict[str, None] = {}  # adapters, the oldest first
         self._answers = Answers(self._names, lambda ids: len(ids) // ID_BYTES)
 
     def read(self, answer: Sequence[Any]) -> Mapping[str, int]:
@@ -37,22 +36,22 @@ class Directory:
             self._restart(epoch)
         if holders:
             self._learn(holders)
-        if adapters:
-            self.learn_adapters([name.decode() for name in adapters])
+        for holder, names in zip(adapters[::2], adapters[1::2], strict=True):
+            self.adapters.tell(instance_of(holder), unpack_names(names))
         self.newest = max(self.newest, newest)
         return self._answers.merge(zip(found[1::2], found[::2], strict=True))
 
-    def learn_adapters(self, adapters: Sequence[str]) -> None:
-        """Note what engines announced; names that are known may be among them."""
-        if adapters and not self.adapters.issuperset(adapters):
-            self._announced.update(dict.fromkeys(adapters))
-            while len(self._announced) > MAX_ADAPTERS:
-                del self._announced[next(iter(self._announced))]
-            self.adapters = frozenset(self._announced)
+    def learn_adapters(self, lists: Iterable[tuple[bytes, bytes]]) -> None:
+        """These holders have announced adapters, and no others have."""
+        told = {instance_of(holder): unpack_names(names) for holder, names in lists}
+        for instance in self.adapters.announcers - told.keys():
+            self.adapters.tell(instance, ())
+        for instance, names in told.items():
+            self.adapters.tell(instance, names)
 
     def _restart(self, epoch: bytes) -> None:
-        self.epoch, self.newest, self.adapters = epoch, 0, frozenset()
-        for known in (self._instances, self._ids, self._announced):
+        self.epoch, self.newest, self.adapters = epoch, 0, Adapters()
+        for known in (self._instances, self._ids):
             known.clear()
         self._answers.clear()
 
@@ -62,6 +61,8 @@ class Directory:
             self._instances.pop(self._ids.get(holder, b""), None)
             self._ids[holder] = id_
             self._instances[id_] = instance_of(holder)
+            if b"\0" not in holder:
+                self.adapters.tell(instance_of(holder), ())  # of this incarnation; what it has comes next
         self._answers.clear()
 
     def _names(self, ids: bytes) -> list[str]:
@@ -78,3 +79,13 @@ def holder_of(instance: str, writer: str) -> bytes:
 def instance_of(holder: bytes) -> str:
     """The instance that a holder is a share of."""
     return holder.partition(b"\0")[0].decode()
+
+
+def pack_names(names: Sequence[str]) -> bytes:
+    """Names as they stand in Redis. One with a NUL, which no engine serves by HTTP, is left out."""
+    return "\0".join(name for name in names if "\0" not in name).encode()
+
+
+def unpack_names(packed: bytes) -> list[str]:
+    """What `pack_names` packed."""
+    return packed.decode().split("\0") if packed else []

@@ -1,8 +1,8 @@
 -- How many leading blocks of a chain each holder has, in O(distinct answers * log(blocks)) probes.
 --
 -- ARGV: chain (8 bytes a key), epoch and newest id that the client has names up to
--- Returns epoch, newest id, {holder, id, ...} and {adapter, ...} newer than the client's, and then for each distinct
--- answer the number of blocks and the ids that hold exactly so many.
+-- Returns epoch, newest id, {holder, id, ...} and {holder, adapters, ...} newer than the client's, and then for each
+-- distinct answer the number of blocks and the ids that hold exactly so many.
 local chain = ARGV[1]
 local state = call('HMGET', STATE, 'epoch', 'last', 'dead')
 local known = state[1] == ARGV[2] and ARGV[3] or '0'
@@ -10,8 +10,13 @@ local answer = {
   state[1] or '',
   tonumber(state[2] or 0),
   call('ZRANGEBYSCORE', HOLDERS, '(' .. known, '+inf', 'WITHSCORES'),
-  call('ZRANGEBYSCORE', ADAPTERS, '(' .. known, '+inf'),
+  {},
 }
+for _, holder in ipairs(call('ZRANGEBYSCORE', ADAPTERS, '(' .. known, '+inf')) do
+  local lists = answer[4]
+  lists[#lists + 1] = holder
+  lists[#lists + 1] = call('HGET', STATE, 'a:' .. holder) or ''
+end
 
 local dead = {}
 for i = 1, #(state[3] or ''), 3 do

@@ -7,10 +7,11 @@ without them. It knows no time: reports stay until replaced, because their follo
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 from extproc.base.model import EventReport
 from extproc.index import MAX_ADAPTERS, Change
+from extproc.index.adapters import Adapters
 from extproc.index.answers import Answers
 
 # The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about
@@ -183,8 +184,7 @@ class MemoryIndex:
 
     def __init__(self) -> None:
         self._pools: dict[str, Holders] = defaultdict(Holders)
-        self._adapters: dict[str, dict[str, None]] = defaultdict(dict)  # in the order of their announcement
-        self._known: dict[str, frozenset[str]] = {}
+        self._adapters: dict[str, Adapters] = defaultdict(Adapters)
         self._reports: dict[str, Mapping[str, EventReport]] = {}
         self._responses: dict[str, dict[str, str]] = defaultdict(dict)  # id -> instance; the newest last
 
@@ -196,16 +196,12 @@ class MemoryIndex:
         """See `Index`."""
         for change in changes:
             self._pools[change.pool].apply(change)
-            if change.adapters:
-                announced = self._adapters[change.pool]
-                announced.update(dict.fromkeys(change.adapters))
-                while len(announced) > MAX_ADAPTERS:
-                    del announced[next(iter(announced))]
-                self._known[change.pool] = frozenset(announced)
+            if change.forget or change.adapters is not None:
+                self._adapters[change.pool].tell(change.instance, (change.adapters or ())[-MAX_ADAPTERS:])
 
-    def adapters(self, pool: str) -> frozenset[str]:
+    def adapters(self, pool: str) -> Mapping[str, Set[str]]:
         """See `Index`."""
-        return self._known.get(pool, frozenset())
+        return self._adapters[pool].instances
 
     async def sizes(self, pool: str) -> Mapping[str, int]:
         """See `Index`."""

@@ -3,9 +3,10 @@
 --   blocks    HASH  8-byte block key -> ids of its holders, 3 bytes each, big-endian, ascending; besides, `epoch`
 --   holders   ZSET  holder ("INSTANCE" or "INSTANCE\0WRITER") -> its id; besides, "" -> 0, so that it is never empty.
 --                   Ids only rise: one id is one incarnation
---   adapters  ZSET  LoRA adapter -> a number from the same row, taken when it was first announced
+--   adapters  ZSET  holder that announced LoRA adapters -> a number from the same row, taken when its list changed
 --   state     HASH  epoch, last (the newest id), dead (ids given up but perhaps still in values), and by name:
 --                   h:HOLDER  owner (16 bytes), newest write applied, blocks held, time of the newest write or report
+--                   a:HOLDER  names of its LoRA adapters, with NUL between them
 --                   r:INSTANCE  time, report
 --                   besides, the sweeper's: sweeper, cursor, doomed
 --
@@ -62,5 +63,6 @@ end
 local function retire(holder, id)
   call('HSET', STATE, 'dead', (call('HGET', STATE, 'dead') or '') .. struct.pack('>I3', id))
   call('ZREM', HOLDERS, holder)
-  call('HDEL', STATE, 'h:' .. holder)
+  call('ZREM', ADAPTERS, holder)
+  call('HDEL', STATE, 'h:' .. holder, 'a:' .. holder)
 end

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import struct
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from typing import TypeVar
 from urllib.parse import quote
@@ -92,9 +92,9 @@ class RedisIndex:
             if instances:
                 raise IndexLost(pool, instances)
 
-    def adapters(self, pool: str) -> frozenset[str]:
+    def adapters(self, pool: str) -> Mapping[str, Set[str]]:
         """See `Index`. As of the last match, or question of an operator, that went through this client."""
-        return self._directories[pool].adapters
+        return self._directories[pool].adapters.instances
 
     async def sizes(self, pool: str) -> Mapping[str, int]:
         """See `Index`."""
@@ -167,8 +167,8 @@ class RedisIndex:
         directory = self._directories[pool]
 
         async def call(client: Client) -> _T:
-            now_ms, state, adapters = await _READ.run(client, self._keys(pool))
-            directory.learn_adapters([name.decode() for name in adapters])
+            now_ms, state = await _READ.run(client, self._keys(pool))
+            directory.learn_adapters(_named(b"a:", state))
             return of(int(now_ms), state)
 
         return await self._reads.run(name, CALL_BUDGET_S, call)
@@ -193,7 +193,6 @@ class RedisIndex:
                 self._keys(pool),
                 budget_s=CALL_BUDGET_S,
                 retention_s=RETENTION_S,
-                announced=self._directories[pool].learn_adapters,
             )
         return self._pools[pool]
 

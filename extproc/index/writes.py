@@ -16,13 +16,13 @@ import itertools
 import secrets
 import struct
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
 from extproc.base.errors import IndexUnavailable
 from extproc.index import MAX_ADAPTERS, Change
-from extproc.index.directory import holder_of
+from extproc.index.directory import holder_of, pack_names
 from extproc.shared_state.connections import Client
 from extproc.shared_state.link import Link
 from extproc.shared_state.script import Argument, Script
@@ -65,7 +65,7 @@ class _Piece(NamedTuple):
     forget: bool
     remove: Sequence[int]
     add: Sequence[int]
-    adapters: Sequence[str]
+    adapters: Sequence[str] | None
 
 
 class _Waiting(NamedTuple):
@@ -74,7 +74,7 @@ class _Waiting(NamedTuple):
 
 
 class Writes:
-    """The writes to one pool. `keys` are the pool's; `announced` hears of adapters that were written."""
+    """The writes to one pool. `keys` are the pool's."""
 
     def __init__(
         self,
@@ -85,7 +85,6 @@ class Writes:
         *,
         budget_s: float,
         retention_s: float,
-        announced: Callable[[Sequence[str]], None],
     ) -> None:
         self._link = link
         self._script = script
@@ -93,7 +92,6 @@ class Writes:
         self._keys = keys
         self._budget_s = budget_s
         self._retention_ms = int(retention_s * 1000)
-        self._announced = announced
         self._possessions: dict[bytes, Possession] = {}
         self._waiting: deque[_Waiting] = deque()
         self._task: asyncio.Task[None] | None = None
@@ -154,8 +152,10 @@ class Writes:
             newest[piece.holder] = possession
             after.append(possession)
             who: list[Argument] = [piece.holder, *before, number, self._author.owner(number), int(piece.forget)]
-            what: list[Argument] = [pack(piece.remove), pack(piece.add), self._retention_ms, MAX_ADAPTERS]
-            calls.append((*self._keys, *who, *what, *piece.adapters))
+            what: list[Argument] = [pack(piece.remove), pack(piece.add), self._retention_ms]
+            if piece.adapters is not None:
+                what.append(pack_names(piece.adapters[-MAX_ADAPTERS:]))
+            calls.append((*self._keys, *who, *what))
         answers = await self._script.run_all(client, calls)
         outcomes = iter(zip(pieces, after, answers, strict=True))
         return [self._confirm(itertools.islice(outcomes, len(waiting.pieces))) for waiting in batch]
@@ -167,7 +167,6 @@ class Writes:
                 lost.add(piece.instance)
                 continue
             self._possessions[piece.holder] = possession
-            self._announced(piece.adapters)
             if piece.forget:
                 lost.discard(piece.instance)
         return frozenset(lost)
@@ -180,7 +179,7 @@ def pack(keys: Sequence[int]) -> bytes:
 
 def _pieces(changes: Iterable[Change]) -> Iterator[_Piece]:
     for change in changes:
-        if not (change.forget or change.remove or change.add or change.adapters):
+        if not (change.forget or change.remove or change.add or change.adapters is not None):
             continue
         remove, add = list(dict.fromkeys(change.remove)), list(dict.fromkeys(change.add))
         parts = [(remove, add)]
@@ -190,4 +189,4 @@ def _pieces(changes: Iterable[Change]) -> Iterator[_Piece]:
         holder = holder_of(change.instance, change.writer)
         yield _Piece(change.instance, holder, change.forget, *parts[0], change.adapters)
         for part in parts[1:]:
-            yield _Piece(change.instance, holder, False, *part, ())
+            yield _Piece(change.instance, holder, False, *part, None)

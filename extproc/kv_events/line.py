@@ -157,7 +157,7 @@ class Line:
         if self._untold:
             if self._setup.clock() >= self._tell_at:
                 changes = self._everything()
-        elif delta.forget or delta.remove or delta.add or delta.adapters:
+        elif delta.forget or delta.remove or delta.add or delta.adapters is not None:
             changes = [Change(*self._labels, delta.forget, delta.remove, delta.add, delta.adapters)]
         try:
             for change in changes:

@@ -24,6 +24,7 @@ from typing import Protocol
 
 from extproc.base import blocks
 from extproc.base.errors import UnknownToken
+from extproc.index import MAX_ADAPTERS
 from extproc.kv_events.block_tree import Forest, Run
 from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
@@ -35,7 +36,7 @@ MEMORY = 1 << 30  # bytes
 # Engine blocks after which a group that was never heard of before is no honest one: all groups announce themselves with
 # the first prompt that is cached. Everything is then forgotten, because every prompt would have to be looked at anew.
 LATE = 16_384
-ADAPTERS = 4096  # names remembered of one engine; later ones are not announced
+LONGEST_NAME = 512  # characters of a LoRA adapter's name; a longer one is not announced
 
 
 class Vocabulary(Protocol):
@@ -52,7 +53,7 @@ class Delta:
     forget: bool
     remove: Sequence[int]
     add: Sequence[int]
-    adapters: Sequence[str]
+    adapters: Sequence[str] | None
     ignored: Counter[str]  # engine blocks left out, by cause
 
 
@@ -66,7 +67,8 @@ class Mirror:
         self._pool = pool
         self._vocabulary = vocabulary
         self._size = prompt_block_bytes
-        self._adapters: dict[str, bool] = {}  # whether already announced
+        self._adapters: dict[str, None] = {}  # names of the LoRA adapters seen; what was stored last is last
+        self._adapters_told = True  # whether the last delta had them all
         self._ignored: Counter[str] = Counter()
         self.forget()
 
@@ -77,12 +79,13 @@ class Mirror:
 
     @property
     def adapters(self) -> Iterable[str]:
-        """Names of the LoRA adapters seen."""
+        """Names of the LoRA adapters seen since all was forgotten; an engine that is cleared still has them."""
         return self._adapters.keys()
 
     def forget(self) -> None:
         """Hold nothing: what is known of the engine may no longer be true."""
         self._groups = Groups()
+        self._adapters.clear()
         self._clear()
 
     def _clear(self) -> None:
@@ -90,6 +93,7 @@ class Mirror:
         self._groups.clear()
         self._claims = Claims(self._forest, self._groups, self._size)
         self._forgot = True
+        self._adapters_told = not self._adapters
         self.blocks = 0  # engine blocks held, however many copies
 
     def apply(self, event: Event) -> None:
@@ -119,24 +123,24 @@ class Mirror:
     def drain(self) -> Delta:
         """The net change since the last call, of what is settled: whole prefixes, whatever is not."""
         moved = self._claims.drain()
-        announced = [name for name, before in self._adapters.items() if not before]
-        self._adapters.update(dict.fromkeys(announced, True))
+        adapters = None if self._adapters_told else list(self._adapters)
         delta = Delta(
             self._forgot,
             moved.remove,
             moved.add,
-            announced,
+            adapters,
             +self._ignored,
         )
         self._forgot = False
+        self._adapters_told = True
         self._ignored.clear()
         return delta
 
     # Storing and removing
 
     def _store(self, event: Stored) -> None:
-        if event.adapter and len(self._adapters) < ADAPTERS:
-            self._adapters.setdefault(event.adapter, False)
+        if event.adapter and len(event.adapter) <= LONGEST_NAME:
+            self._note_adapter(event.adapter)
         if self._groups.meet(event):
             if len(self._forest) > LATE:
                 raise UnusableEvents("late_group", f"group {event.group} after {len(self._forest)} blocks")
@@ -149,6 +153,15 @@ class Mirror:
             self._store_trunk(event)
         if self._forest.memory + self._groups.memory > MEMORY:
             raise UnusableEvents("too_many_blocks", f"{len(self._forest)} blocks")
+
+    def _note_adapter(self, name: str) -> None:
+        if name in self._adapters:
+            del self._adapters[name]
+        else:
+            self._adapters_told = False
+            if len(self._adapters) >= MAX_ADAPTERS:
+                del self._adapters[next(iter(self._adapters))]
+        self._adapters[name] = None
 
     def _store_beside(self, group: Group, event: Stored) -> None:
         before = event.parent if event.follows else ELSEWHERE

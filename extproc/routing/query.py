@@ -7,7 +7,7 @@ Owns what becomes of each way in which a request cannot be read, and the turn: t
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from extproc.base import blocks
@@ -15,6 +15,8 @@ from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
 from extproc.base.model import Reason
 from extproc.requests import apis, paths
+from extproc.routing import adapters
+from extproc.routing.adapters import Announced
 from extproc.routing.disaggregation.bodies import divisible
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.pool import Pool
@@ -49,6 +51,13 @@ class Query:
     response: str | None = None  # the stored response that it refers to: only who keeps that can serve it
     keeper: str | None = None  # name of the instance that keeps it
     stores: bool = False  # the engine may keep the response, and others may refer to it
+    # Where the model is a LoRA adapter on some instances only (`adapters.py`), `chain` counts there, ...
+    base_chain: Sequence[int] = ()  # ... and these keys on the others
+    loaded: frozenset[str] = adapters.NOWHERE  # where that is, by name
+
+    def chain_on(self, instance: str) -> Sequence[int]:
+        """The keys that its prompt has on an instance, by name."""
+        return self.base_chain if self.base_chain and instance not in self.loaded else self.chain
 
 
 def explicit_turn(headers: Mapping[str, str]) -> int | None:
@@ -57,36 +66,34 @@ def explicit_turn(headers: Mapping[str, str]) -> int | None:
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_TURN_DIGITS else None
 
 
-def pool_for(pools: Sequence[Pool], adapters: Callable[[str], Collection[str]], body: bytes | None) -> Pool:
+def pool_for(pools: Sequence[Pool], announced: Callable[[str], Announced], body: bytes | None) -> Pool:
     """The pool that serves the request's model; the first where none does, whose engines will refuse it.
 
-    `adapters` tells the LoRA adapters that a pool's engines announced.
+    `announced` tells the LoRA adapters that a pool's engines did; the pool with most engines that have it is taken.
     """
     model = apis.model_of(body) if body is not None and len(pools) > 1 else None
-    if model is not None:
-        for pool in pools:
-            if model in pool.models:
-                return pool
-        for pool in pools:
-            if model in adapters(pool.name):
-                return pool
-    return pools[0]
+    if model is None:
+        return pools[0]
+    for pool in pools:
+        if model in pool.models:
+            return pool
+    return max(pools, key=lambda pool: len(announced(pool.name).get(model, ())))
 
 
-def read(pool: Pool, adapters: Collection[str], ask: Ask) -> Query:
+def read(pool: Pool, announced: Announced, ask: Ask) -> Query:
     """Parse, render and hash a request. Whatever goes wrong is the query's `degraded`.
 
-    `adapters` are the LoRA adapters that the pool's engines announced.
+    `announced` are the LoRA adapters that the pool's engines did.
     """
     if ask.body is None:
         return Query(ask.turn or 0, degraded=ask.degraded, response=paths.response_in(ask.path))
-    query = _of_body(pool, adapters, ask.path, ask.body, ask.turn)
+    query = _of_body(pool, announced, ask.path, ask.body, ask.turn)
     if query.degraded is None and pool.disaggregated:
         return replace(query, divisible=divisible(ask.path, ask.body))
     return query
 
 
-def _of_body(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn: int | None) -> Query:
+def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int | None) -> Query:
     known = turn or 0
     try:
         request = apis.parse(path, body)
@@ -97,9 +104,10 @@ def _of_body(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn
         if not request.prefills:
             return Query(known, degraded=Reason.NO_PREFILL)
         prompt = pool.renderer.render(request)
-        adapter = request.model if request.model not in pool.models and request.model in adapters else None
-        root = blocks.root(pool.name, adapter, request.cache_salt)
-        chain = blocks.extend(prompt.data[: prompt.matchable], root, pool.block_bytes)
+        roots = adapters.roots(pool, announced, request.model, request.cache_salt)
+        text = prompt.data[: prompt.matchable]
+        chain = blocks.extend(text, roots.root, pool.block_bytes)
+        base_chain = blocks.extend(text, roots.base, pool.block_bytes) if roots.base is not None else ()
     except UnreadableBody:
         return Query(known, degraded=Reason.UNREADABLE_BODY)
     except UnsupportedApi:
@@ -115,4 +123,12 @@ def _of_body(pool: Pool, adapters: Collection[str], path: str, body: bytes, turn
         # A follow-up by the client's own word, in which no reply can be seen: most of such a prompt is its history.
         history = prompt.matchable
     replies = request.turn or prompt.replies
-    return Query(replies if turn is None else turn, history, len(prompt.data), chain, stores=request.stored)
+    return Query(
+        replies if turn is None else turn,
+        history,
+        len(prompt.data),
+        chain,
+        stores=request.stored,
+        base_chain=base_chain,
+        loaded=roots.loaded,
+    )

@@ -68,7 +68,7 @@ class Router:
         held: Mapping[str, int] = {}
         if query.chain:
             try:
-                held = await self._index.match(pool.name, query.chain)
+                held = await self._held(pool, query)
                 pool.agreement.note(query.turn, len(query.chain), matched=bool(held))
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
@@ -87,6 +87,16 @@ class Router:
         divisible = not hopeless and len(failed) < ATTEMPTS
         query = replace(routed.query, failed=failed, divisible=divisible)
         return self.decide(pool, route, query, routed.held, Admission(ask.subset), now=now)
+
+    async def _held(self, pool: Pool, query: Query) -> Mapping[str, int]:
+        """Who holds how much of the prompt, by instance name."""
+        held = await self._index.match(pool.name, query.chain)
+        if not query.base_chain:
+            return held
+        base = await self._index.match(pool.name, query.base_chain)
+        return {name: blocks for name, blocks in base.items() if name not in query.loaded} | {
+            name: blocks for name, blocks in held.items() if name in query.loaded
+        }
 
     async def remember(self, pool: Pool, response: str, instance: str) -> None:
         """An instance, by name, keeps this response."""
@@ -130,7 +140,7 @@ class Router:
         shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
         name = choice.instance.name
         ticket = self._loads.start(pool.name, name, query.prompt - choice.hit)
-        pool.speculation.note(name, query.chain, held.get(name, 0), now)
+        pool.speculation.note(name, query.chain_on(name), held.get(name, 0), now)
         if decoder is None or decoder.instance is choice.instance:
             return Decision(choice, ticket, query, held, shadows)
         pair = PairTicket(ticket, self._loads.start(pool.name, decoder.instance.name, 0))
@@ -175,6 +185,8 @@ def _hits(
 ) -> Sequence[int]:
     """Bytes of the prompt that each candidate has cached, or was just sent."""
     found = pool.speculation.match(query.chain, held, now)
+    if query.base_chain:
+        found = pool.speculation.match(query.base_chain, found, now)
     return [found.get(instance.name, 0) * pool.block_bytes for instance in candidates]
 
 

@@ -20,7 +20,7 @@ class Pool:
 
     name: str
     renderer: PromptRenderer
-    models: frozenset[str] = frozenset()  # names of the base model; empty: any that is no known adapter
+    models: frozenset[str] = frozenset()  # all names of the base model; empty: see routing/adapters.py
     block_bytes: int = blocks.DEFAULT_SIZE
     source: Source = Source.EVENTS
     instances: Sequence[Instance] = ()

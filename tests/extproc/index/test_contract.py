@@ -180,23 +180,58 @@ async def test_sizes(index: Index) -> None:
     assert await index.sizes("pool") == {"a": 100}
 
 
-async def test_adapters(index: Index) -> None:
-    """LoRA adapters are known in the pool where they were announced, and stay known when the instance forgets."""
+async def adapters(index: Index, pool: str = "pool") -> dict[str, set[str]]:
+    """As a router knows them that has just matched something."""
+    await index.match(pool, CHAIN)
+    return {name: set(instances) for name, instances in index.adapters(pool).items()}
+
+
+async def test_adapters_are_those_of_an_instance(index: Index) -> None:
+    """Each name is known with the instances that announced it, in the pool where they did."""
+    assert await adapters(index) == {}
     await index.apply([Change("pool", "a", adapters=["sql", "größe"]), Change("other", "a", adapters=["x"])])
-    await index.apply([Change("pool", "a", forget=True)])
-    await index.match("pool", CHAIN)
-    assert index.adapters("pool") == {"sql", "größe"}
-    assert index.adapters("unknown") == frozenset()
+    await index.apply([Change("pool", "b", adapters=["sql"], add=CHAIN[:3])])
+    assert await adapters(index) == {"sql": {"a", "b"}, "größe": {"a"}}
+    assert await adapters(index, "other") == {"x": {"a"}}
+    assert await adapters(index, "unknown") == {}
 
 
-async def test_adapters_are_bounded(index: Index) -> None:
-    """An engine that announces ever new adapters pushes out the oldest ones."""
+async def test_a_list_of_adapters_replaces_the_one_before(index: Index) -> None:
+    """What is told is all; what is not told stays."""
+    await index.apply([Change("pool", "a", adapters=["one", "two"])])
+    await index.apply([Change("pool", "a", add=CHAIN[:3])])
+    assert await adapters(index) == {"one": {"a"}, "two": {"a"}}
+    await index.apply([Change("pool", "a", adapters=["two", "three"])])
+    assert await adapters(index) == {"two": {"a"}, "three": {"a"}}
+    await index.apply([Change("pool", "a", adapters=[])])
+    assert await adapters(index) == {}
+
+
+async def test_an_instance_that_forgets_has_no_adapters(index: Index) -> None:
+    """It may be another engine by now. What it announces from then on is known again; the others keep theirs."""
+    await index.apply([Change("pool", name, adapters=["sql"]) for name in ("a", "b")])
+    await index.apply([Change("pool", "a", forget=True, add=CHAIN[:3])])
+    assert await adapters(index) == {"sql": {"b"}}
+    await index.apply([Change("pool", "a", forget=True, adapters=["other"])])
+    assert await adapters(index) == {"sql": {"b"}, "other": {"a"}}
+
+
+async def test_adapters_of_one_instance_are_bounded(index: Index) -> None:
+    """One that announces ever new names is known by its newest, and pushes out nobody else's."""
     names = [f"adapter-{i}" for i in range(MAX_ADAPTERS + 50)]
-    await index.apply([Change("pool", "a", adapters=names[:60])])
-    await index.match("pool", CHAIN)
-    await index.apply([Change("pool", "a", adapters=names[60:])])
-    await index.match("pool", CHAIN)
-    assert index.adapters("pool") == frozenset(names[50:])
+    await index.apply([Change("pool", "b", adapters=["sql"])])
+    await index.apply([Change("pool", "a", adapters=names)])
+    assert await adapters(index) == {"sql": {"b"}} | {name: {"a"} for name in names[50:]}
+
+
+async def test_whoever_asks_for_sizes_knows_the_adapters(index: Index) -> None:
+    """A pool that is only chosen for its adapters is never matched before they are known."""
+    await index.apply([Change("pool", "a", adapters=["sql"])])
+    await index.sizes("pool")
+    assert index.adapters("pool") == {"sql": {"a"}}
+    await index.apply([Change("pool", "a", forget=True)])
+    await index.sizes("pool")
+    assert index.adapters("pool") == {}
 
 
 async def test_reports(index: Index) -> None:

@@ -65,7 +65,7 @@ async def test_routers_share_what_was_written(open_another: Opener) -> None:
     await follower.apply([Change("pool", "a", forget=True, add=CHAIN, adapters=["sql"])])
     await follower.report("pool", {"a": EXACT})
     assert await router.match("pool", CHAIN) == {"a": 1600}
-    assert router.adapters("pool") == {"sql"}
+    assert router.adapters("pool") == {"sql": {"a"}}
     assert await router.sizes("pool") == {"a": 1600}
     assert await router.reports("pool") == {"a": EXACT}
 

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from extproc.base.errors import UnknownToken
+from extproc.index import MAX_ADAPTERS
 from extproc.kv_events import mirror
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents, vllm
 from extproc.kv_events.mirror import Mirror
@@ -131,15 +132,44 @@ def test_adapter_and_salt_have_chains_of_their_own() -> None:
     assert told.held == set(chain(PROMPT, salt="s")) | set(chain(PROMPT, adapter="ad"))
 
 
-def test_adapters_are_announced_once() -> None:
-    """The index is told of a name when it is first seen; a mirror that forgets keeps it."""
+def of_adapter(name: str, block: int = 1) -> Stored:
+    return Stored([block], None, [5, 5], BLOCK, adapter=name)
+
+
+def test_adapters_are_told_when_a_new_one_is_seen() -> None:
+    """All of them each time; nothing where nothing is new."""
     told = Told()
-    told.mirror.apply(Stored([1], None, [5, 5], BLOCK, adapter="ad"))
+    for name, expected in (("ad", ["ad"]), ("ad", None), ("other", ["ad", "other"]), ("ad", None)):
+        told.mirror.apply(of_adapter(name, len(name)))
+        assert drain(told.mirror).adapters == expected
+
+
+def test_an_engine_that_is_cleared_keeps_its_adapters_and_one_that_is_forgotten_does_not() -> None:
+    """A clear drops blocks, and the index is told the names again. After forgetting it may be another engine."""
+    told = Told()
+    told.mirror.apply(of_adapter("ad"))
+    drain(told.mirror)
+    told.mirror.apply(Cleared())
     assert drain(told.mirror).adapters == ["ad"]
     told.mirror.forget()
-    told.mirror.apply(Stored([1], None, [5, 5], BLOCK, adapter="ad"))
-    assert drain(told.mirror).adapters == []
-    assert list(told.mirror.adapters) == ["ad"]
+    assert drain(told.mirror).adapters is None
+    assert list(told.mirror.adapters) == []
+    told.mirror.apply(of_adapter("ad"))
+    assert drain(told.mirror).adapters == ["ad"]
+
+
+def test_of_very_many_adapters_the_newest_are_told() -> None:
+    """Those that stored something last; and no name that is a document."""
+    told = Told()
+    for number in range(MAX_ADAPTERS):
+        told.mirror.apply(of_adapter(f"ad-{number}", number))
+    told.mirror.apply(of_adapter("ad-0", 0))
+    told.mirror.apply(of_adapter("one more", MAX_ADAPTERS))
+    told.mirror.apply(of_adapter("long" * 1000, MAX_ADAPTERS + 1))
+    adapters = drain(told.mirror).adapters or ()
+    assert len(adapters) == MAX_ADAPTERS
+    assert list(adapters[-2:]) == ["ad-0", "one more"]
+    assert "ad-1" not in adapters
 
 
 def test_a_prompt_is_held_up_to_its_first_image() -> None:

@@ -170,7 +170,7 @@ def test_a_chosen_pool_is_told() -> None:
     """By a header that a route can match, overwriting a client's own, and in the access log."""
     loads, pool = Loads(), Pool("b", PlainRenderer(), instances=[Instance("10.0.0.1:8000")])
     router = Router(MemoryIndex(), loads)
-    choice = router.decide(pool, ROUTE, read(pool, (), Ask()), {}, Admission(), now=0.0).choice
+    choice = router.decide(pool, ROUTE, read(pool, {}, Ask()), {}, Admission(), now=0.0).choice
     told = destination.to(choice, 0.0, pool="b")
     assert (told.set_headers["x-smetric-pool"], told.metadata["smetric"]["pool"], told.new_route) == ("b", "b", True)
     assert not destination.to(choice, 0.0).new_route

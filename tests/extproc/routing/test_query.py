@@ -30,14 +30,14 @@ def test_turns_that_clients_tell(value: str, turn: int | None) -> None:
 def test_a_told_turn_makes_the_prompt_its_history() -> None:
     """Without a visible reply the whole prompt should be cached: the guard against evictions still works."""
     body = b'{"prompt": "%b"}' % (b"word " * 400)
-    query = read(POOL, (), Ask("/v1/completions", body, turn=2))
+    query = read(POOL, {}, Ask("/v1/completions", body, turn=2))
     assert (query.turn, query.history, query.prompt) == (2, 2000, 2000)
 
 
 def test_the_model_chooses_the_pool() -> None:
     """By the names of base models first, then by announced adapters; the first pool takes what nobody knows."""
     first, second = (Pool(name, PlainRenderer(), models=frozenset({name})) for name in "ab")
-    adapters = {"a": {"b", "lora"}, "b": {"lora2"}}.__getitem__
+    adapters = {"a": {"b": {"i"}, "lora": {"i"}}, "b": {"lora2": {"i"}}}.__getitem__
     for model, pool in (("a", first), ("b", second), ("lora", first), ("lora2", second), ("nobody", first)):
         assert pool_for([first, second], adapters, b'{"messages": [], "model": "%b"}' % model.encode()) is pool
     for odd in (None, b"", b"{", b'{"model": 5}', b"[" * 10_000, b"[]"):
@@ -47,4 +47,4 @@ def test_the_model_chooses_the_pool() -> None:
 @given(st.binary(max_size=200) | st.builds(lambda m: json.dumps({"messages": m}).encode(), st.lists(st.none())))
 def test_no_body_raises(body: bytes) -> None:
     """Whatever the bytes, a query comes back."""
-    assert isinstance(read(POOL, (), Ask("/v1/chat/completions", body)), Query)
+    assert isinstance(read(POOL, {}, Ask("/v1/chat/completions", body)), Query)

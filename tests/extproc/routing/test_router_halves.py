@@ -98,7 +98,7 @@ async def test_a_prompts_worth_of_waiting_prefill_is_no_overload() -> None:
     setup = Setup(*[P] * 8, D)
     await setup.cache(3, FOLLOW_UP)
     name = setup.pool.instances[3].name
-    prompt = read(setup.pool, (), setup.ask(FOLLOW_UP)).prompt
+    prompt = read(setup.pool, {}, setup.ask(FOLLOW_UP)).prompt
     busy = setup.loads.start("pool", name, prompt)
     assert (await setup.pick(FOLLOW_UP, now=100.0))[2].choice.reason is Reason.STICK
     busy.release()
