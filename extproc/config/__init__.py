@@ -24,7 +24,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from extproc.base.errors import ConfigError
-from extproc.config.report import Problem, Report, Severity
+from extproc.config.report import Problem, Report, Server, Severity
 from extproc.config.settings import Discovery, DnsFamily, Endpoint, HealthCheck, PoolSettings, Settings, instances
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "PoolSettings",
     "Problem",
     "Report",
+    "Server",
     "Settings",
     "Severity",
     "eds_endpoints",

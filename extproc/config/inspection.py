@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from extproc.config import nodes, standalone, topology
 from extproc.config.checks import CHECKS, POOL_CHECKS
-from extproc.config.pools import read_pool
-from extproc.config.report import Problem, Report, Severity, error
+from extproc.config.envoy_types import LbEndpoint, read
+from extproc.config.pools import read_pool, speaks_tls
+from extproc.config.report import Problem, Report, Server, Severity, error
 from extproc.config.settings import Settings
 from extproc.config.topology import Header, Topology
 from extproc.routing.route import CLUSTER, RouteSettings, route_settings
@@ -29,8 +30,8 @@ def inspect(path: Path) -> Report:
 
     found = topology.follow(document, problems)
     base = path.parent.resolve()  # where the operator sees the file: a ConfigMap's is a link into a hidden directory
-    read = {name: read_pool(found.clusters[name], base, problems) for name in found.pools()}
-    pools = {name: pool for name, pool in read.items() if pool is not None}
+    known = {name: read_pool(found.clusters[name], base, problems) for name in found.pools()}
+    pools = {name: pool for name, pool in known.items() if pool is not None}
     alone = standalone.applies(document)
     # What was refused is missing from the settings; reporting that too would hide the mistake.
     pool_checks = () if problems else POOL_CHECKS
@@ -43,7 +44,7 @@ def inspect(path: Path) -> Report:
     if any(problem.severity is Severity.ERROR for problem in distinct):
         return Report(path, None, distinct)
     settings = Settings(path, pools, standalone.default(found) if alone else _default(found), standalone=alone)
-    return Report(path, settings, distinct, tuple(_routes(found, settings)))
+    return Report(path, settings, distinct, tuple(_routes(found, settings)), tuple(dict.fromkeys(_servers(found))))
 
 
 def _default(found: Topology) -> RouteSettings | None:
@@ -53,6 +54,21 @@ def _default(found: Topology) -> RouteSettings | None:
 
 def _routes(found: Topology, settings: Settings) -> list[tuple[str, RouteSettings]]:
     return [(route.name, route_settings(_fixed(route.metadata), None)) for _, route in found.pool_routes()]
+
+
+def _servers(found: Topology) -> Iterator[Server]:
+    for chain in found.chains:
+        name = chain.filter.node.get("grpc_service", "envoy_grpc", "cluster_name")
+        cluster = found.clusters.get(str(name.raw.value)) if name is not None else None
+        for node in cluster.node.every("load_assignment", "endpoints", "lb_endpoints") if cluster else ():
+            endpoint = read(LbEndpoint, node, [], "endpoint").message.endpoint
+            address = endpoint.address.socket_address if endpoint and endpoint.address else None
+            if cluster is None or endpoint is None or address is None or not address.port_value:
+                continue
+            yield Server(address.address, address.port_value, speaks_tls(cluster.node))
+            health = endpoint.health_check_config
+            if health is not None and health.port_value:
+                yield Server(address.address, health.port_value, tls=False, health_only=True)
 
 
 def _fixed(metadata: Mapping[str, Header]) -> dict[str, str]:

@@ -84,7 +84,14 @@ def read_pool(cluster: Located[Cluster], base: Path, problems: list[Problem]) ->
         engine=fields.word("engine", Engine) or Engine.VLLM,
         source=fields.word("source", Source) or _default_source(model_dir, discovery, found),
         health_check=health_check(node, problems),
+        tls=speaks_tls(node),
     )
+
+
+def speaks_tls(cluster: Node) -> bool:
+    """Whether Envoy speaks TLS to a cluster's hosts."""
+    config = cluster.get("transport_socket", "typed_config")
+    return config is not None and config.type_name.endswith("UpstreamTlsContext")
 
 
 def _default_source(model_dir: str | None, discovery: Discovery, found: tuple[Endpoint, ...]) -> Source:

@@ -57,6 +57,16 @@ def warning(place: str, message: str, advice: str) -> Problem:
 
 
 @dataclass(frozen=True, slots=True)
+class Server:
+    """Where Envoy finds the ext_proc server."""
+
+    host: str
+    port: int
+    tls: bool
+    health_only: bool = False  # a port of its own for health checks
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
     """The result of reading a configuration. `settings` is None exactly where there are errors."""
 
@@ -64,6 +74,7 @@ class Report:
     settings: Settings | None
     problems: tuple[Problem, ...]
     routes: tuple[tuple[str, RouteSettings], ...] = ()  # each route to a pool, and how it decides
+    servers: tuple[Server, ...] = ()
 
     def render(self) -> str:
         """The whole report: errors, then warnings, each by line; what was understood; a summary line."""

@@ -78,6 +78,7 @@ class PoolSettings:
     source: Source = Source.EVENTS
     engine: Engine = Engine.VLLM
     health_check: HealthCheck | None = None
+    tls: bool = False  # whether Envoy speaks TLS to the instances
 
 
 @dataclass(frozen=True, slots=True)

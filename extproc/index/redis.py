@@ -202,9 +202,10 @@ class RedisIndex:
             await asyncio.sleep(SWEEP_EVERY_S)
             for pool in tuple(self._pools):
                 with suppress(IndexUnavailable):
-                    await self._sweep_round(pool)
+                    await self.sweep(pool)
 
-    async def _sweep_round(self, pool: str) -> None:
+    async def sweep(self, pool: str) -> None:
+        """Remove what is dead in a pool, unless another writer does. Raises IndexUnavailable."""
         lease_ms, retention_ms = int(SWEEP_LEASE_S * 1000), RETENTION_S * 1000
         step: list[Argument] = [*self._keys(pool), self._author.name, lease_ms, retention_ms, SWEEP_FIELDS]
         more = 1

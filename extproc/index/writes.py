@@ -131,7 +131,7 @@ class Writes:
             except IndexUnavailable as error:
                 for waiting in (*batch, *self._waiting):
                     if not waiting.lost.done():
-                        waiting.lost.set_exception(IndexUnavailable(*error.args))
+                        waiting.lost.set_exception(_again(error))
                 self._waiting.clear()
                 continue
             for waiting, instances in zip(batch, lost, strict=True):
@@ -190,3 +190,10 @@ def _pieces(changes: Iterable[Change]) -> Iterator[_Piece]:
         yield _Piece(change.instance, holder, change.forget, *parts[0], change.adapters)
         for part in parts[1:]:
             yield _Piece(change.instance, holder, False, *part, None)
+
+
+def _again(error: IndexUnavailable) -> IndexUnavailable:
+    """The same for another caller, with what Redis said."""
+    copy = IndexUnavailable(*error.args)
+    copy.__cause__ = error.__cause__
+    return copy

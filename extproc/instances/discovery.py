@@ -138,7 +138,9 @@ class _Dns(_Watcher):
             self._report(host, f"the resolver failed: {failure}")
         else:
             # In one order, however the resolver rotates them.
-            self._addresses[host] = sorted(set(_family(addresses, self.pool.dns_family)), key=lambda a: (a.version, a))
+            self._addresses[host] = sorted(
+                set(of_family(addresses, self.pool.dns_family)), key=lambda a: (a.version, a)
+            )
             self._report(host, "" if self._addresses[host] else "it has no address")
 
     def _report(self, host: str, trouble: str) -> None:
@@ -212,7 +214,7 @@ def _at_addresses(endpoints: Sequence[Endpoint]) -> list[Instance]:
     return found
 
 
-def _family(addresses: Sequence[Address], family: DnsFamily) -> Sequence[Address]:
+def of_family(addresses: Sequence[Address], family: DnsFamily) -> Sequence[Address]:
     """The addresses that Envoy's `dns_lookup_family` would take."""
     four = [address for address in addresses if address.version == 4]
     six = [address for address in addresses if address.version == 6]

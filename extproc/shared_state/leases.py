@@ -68,7 +68,7 @@ class Leases:
         asked = before.names & names if before.lapsed else names
         orphans = sorted(asked if before.lapsed else before.free & names)
         members = before.members if names == before.wanted else 0
-        call: list[Argument] = [self._key(pool), self._replica, int(LEASE_S * 1000), members]
+        call: list[Argument] = [_key(self._namespace, pool), self._replica, int(LEASE_S * 1000), members]
         call += [len(orphans), *orphans, *sorted(asked)]
         try:
             answer = await self._link.run("renew", LEASE_BUDGET_S, lambda client: _RENEW.run(client, call))
@@ -82,12 +82,20 @@ class Leases:
     async def close(self) -> None:
         """Give all leases back, so that others need not wait for them, and disconnect."""
         for pool in self._pools:
-            call = partial(_RELEASE.run, keys_and_arguments=[self._key(pool), self._replica])
+            call = partial(_RELEASE.run, keys_and_arguments=[_key(self._namespace, pool), self._replica])
             with suppress(IndexUnavailable):
                 await self._link.run("release", LEASE_BUDGET_S, call)
         await self._link.close()
         with suppress(Exception):  # the connection is given up in any case
             await self._client.aclose()
 
-    def _key(self, pool: str) -> str:
-        return f"{self._namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}:leases"
+
+async def try_leases(client: Client, pool: str, *, namespace: str) -> None:
+    """Lease an instance of a pool that nobody has, and give it back. Raises what redis-py raises."""
+    key = _key(namespace, pool)
+    await _RENEW.run(client, [key, "check", int(LEASE_S * 1000), 0, 0, "check"])
+    await _RELEASE.run(client, [key, "check"])
+
+
+def _key(namespace: str, pool: str) -> str:
+    return f"{namespace}:{SCHEMA}:{{{quote(pool, safe='')}}}:leases"

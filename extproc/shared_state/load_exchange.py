@@ -83,7 +83,7 @@ class LoadExchange:
     ) -> None:
         self._client = client
         self._link = Link(client, 1)
-        self._channel = f"{namespace}:{SCHEMA}:loads"
+        self._channel = _channel(namespace)
         self._replica = replica
         self._loads = loads
         self._pools = pools
@@ -190,6 +190,18 @@ class LoadExchange:
                 counts = {**before, **message.pools.get(pool, {})}
                 peer.counts[pool] = {instance: count for instance, count in counts.items() if count != (0, 0)}
                 self._loads.merge(message.replica, pool, peer.counts[pool])
+
+
+async def try_exchange(client: Redis, *, namespace: str) -> None:
+    """Listen to the channel, and say nothing on another of ours. Raises what redis-py raises."""
+    async with client.pubsub() as channel:
+        await channel.subscribe(_channel(namespace))
+        await channel.get_message(timeout=CONNECT_S)
+    await client.publish(f"{_channel(namespace)}:check", b"")
+
+
+def _channel(namespace: str) -> str:
+    return f"{namespace}:{SCHEMA}:loads"
 
 
 def _changes(
