@@ -312,7 +312,7 @@ async def test_one_router_sweeps_at_a_time(open_another: Opener) -> None:
     assert await module._SWEEP.run(second._client, step) == 0
     await second.sweep("pool")
     assert await raw(first, "HLEN", keys_of(first)["blocks"]) > 1400
-    await first._sweep_round("pool")
+    await first.sweep("pool")
     assert await raw(first, "HLEN", keys_of(first)["blocks"]) == 1
 
 
