@@ -1,6 +1,6 @@
 """Why a request goes where it goes: one decision that sends nothing, with everything that it was made from.
 
-It asks the router itself, with a pool that notes nothing, and gives the load back at once: no count, no cursor and no
+It asks the router itself, with a pool that notes nothing, and gives the load back at once: no count, no turn and no
 speculation changes. Of a prompt only lengths are shown. Refuses to know HTTP (`http.py`) and the terminal.
 """
 
@@ -136,7 +136,7 @@ class Explainer:
         if not pools:
             raise ConfigError(f"no pool {route.cluster!r}: known are {', '.join(self._pools)}")
         pool = pool_for(pools, self._router.adapters, ask.body)
-        quiet = replace(pool, speculation=_Silent(pool.speculation))
+        quiet = replace(pool, speculation=_Silent(pool.speculation), turns=pool.turns.copy())
         model = apis.model_of(ask.body) if ask.body is not None else None
         begun = Explanation(ask.path.partition("?")[0], model, pool.name, route.policy, route.options)
         try:

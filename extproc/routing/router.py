@@ -21,10 +21,11 @@ from extproc.routing.pools import admission
 from extproc.routing.pools.admission import Admission
 from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.turns import Kind
 from extproc.routing.query import Ask, Query, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.shadow import Opinion, opinions
-from extproc.routing.verdict import fallbacks, shed, took_turns, verdict
+from extproc.routing.verdict import fallbacks, shed, verdict
 
 RESPONSE_TTL_S = 24 * 3600  # how long it is remembered who keeps a response: people go on the next day at most
 
@@ -130,12 +131,15 @@ class Router:
         candidates = sides.prefill or sides.decode
         requests, waiting = self._loads_of(pool, candidates, admitted)
         loads, unit = (waiting, query.prompt) if decoder else (requests, 1)
-        hits = _hits(pool, query, candidates, held, now)
-        view = View(query.turn, query.history, query.prompt, hits, loads, pool.cursor, waiting, self._seed(), unit)
+        names = [instance.name for instance in candidates]
+        hits = _hits(pool, query, names, held, now)
+        kind = Kind.FIRST if query.turn == 0 and query.prompt else Kind.OTHER
+        asked = (query.turn, query.history, query.prompt)
+        view = View(*asked, hits, loads, pool.cursor, waiting, self._seed(), pool.turns.shares(kind, names), unit)
         degraded = Reason.PREFILL_FAILED if query.failed and not decoder else query.degraded
         best = verdict(route, view, degraded, _place_of(query.keeper, candidates))
-        if took_turns(best, hits):
-            pool.cursor = best.candidate + 1
+        pool.cursor = best.candidate + 1
+        pool.turns.note(kind, names[best.candidate], query.prompt)
         choice = _choice(route, view, best, candidates)
         shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
         name = choice.instance.name
@@ -147,10 +151,13 @@ class Router:
         return Decision(decoder.with_prefill(choice), pair, query, held, shadows)
 
     def _decoder(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> _Decoder:
-        """The instance that decodes: the one with the fewest requests in flight, ties round robin."""
+        """The instance that decodes: the one with the fewest requests in flight, ties in turn."""
         requests, _ = self._loads_of(pool, candidates, admitted)
-        chosen = lowest(requests, pool.decode_cursor)
-        pool.decode_cursor = chosen + 1
+        names = [instance.name for instance in candidates]
+        nothing = [0] * len(names)
+        shares = pool.turns.shares(Kind.DECODE, names)
+        chosen = lowest(requests, View(0, 0, 0, nothing, requests, 0, nothing, self._seed(), shares))
+        pool.turns.note(Kind.DECODE, names[chosen], 0)
         return _Decoder(candidates[chosen], fallbacks(candidates, requests, chosen))
 
     def _loads_of(
@@ -180,14 +187,12 @@ def _sides(pool: Pool, query: Query, admitted: Admission, now: float) -> Halves:
     return sides if query.divisible else Halves((), sides.decode)
 
 
-def _hits(
-    pool: Pool, query: Query, candidates: Sequence[Instance], held: Mapping[str, int], now: float
-) -> Sequence[int]:
+def _hits(pool: Pool, query: Query, names: Sequence[str], held: Mapping[str, int], now: float) -> Sequence[int]:
     """Bytes of the prompt that each candidate has cached, or was just sent."""
     found = pool.speculation.match(query.chain, held, now)
     if query.base_chain:
         found = pool.speculation.match(query.base_chain, found, now)
-    return [found.get(instance.name, 0) * pool.block_bytes for instance in candidates]
+    return [found.get(name, 0) * pool.block_bytes for name in names]
 
 
 def _place_of(name: str | None, candidates: Sequence[Instance]) -> int | None:

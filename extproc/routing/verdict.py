@@ -1,4 +1,4 @@
-"""What follows from a view of the candidates: the verdict, who is next in turn, where a retry goes, when to shed. Pure.
+"""What follows from a view of the candidates: the verdict, where a retry goes, when to shed. Pure.
 
 Owns how a policy's answer is overruled: by an engine that alone can continue a response, by a request that cannot be
 read, by a bug. Refuses to know pools, loads and how a view came about.
@@ -32,13 +32,6 @@ def verdict(route: RouteSettings, view: View, degraded: Reason | None, pinned: i
             _log.exception("a bug in policy %s; the request is routed by load alone", route.policy)
             degraded = Reason.INTERNAL_ERROR
     return Verdict(least_loaded.choose(view).candidate, degraded)
-
-
-def took_turns(found: Verdict, hits: Sequence[int]) -> bool:
-    """Whether another instance would have done as well: then the next such decision goes on to the next instance."""
-    if found.reason is Reason.PREVIOUS_RESPONSE:
-        return False
-    return found.reason is not Reason.STICK or hits.count(hits[found.candidate]) > 1
 
 
 def fallbacks(candidates: Sequence[Instance], loads: Sequence[float], chosen: int) -> tuple[Instance, ...]:

@@ -26,7 +26,7 @@ def choose(
     decode: float = 0.0,
     pair: float = 0.0,
 ) -> Verdict:
-    """The lowest score, ties round robin."""
+    """The lowest score, ties in turn."""
     best = max(view.hits)
     new = _work(best, view.prompt, pair)
     scores = [
@@ -35,7 +35,7 @@ def choose(
         + decode * BYTES * load
         for hit, load, waiting in zip(view.hits, view.loads, view.unprefilled, strict=True)
     ]
-    return Verdict(lowest(scores, view.cursor), Reason.SCORED)
+    return Verdict(lowest(scores, view), Reason.SCORED)
 
 
 def _work(start: float, end: float, pair: float) -> float:

@@ -40,4 +40,4 @@ def _freest(view: View, tolerance: float, reason: Reason) -> Verdict:
     near = [i for i, load in enumerate(view.loads) if load <= least + tolerance * view.unit]
     best = min((-view.hits[i], view.loads[i]) for i in near)
     tied = (i for i in near if (-view.hits[i], view.loads[i]) == best)
-    return Verdict(in_turn(tied, view.cursor, len(view.loads)), reason)
+    return Verdict(in_turn(tied, view), reason)

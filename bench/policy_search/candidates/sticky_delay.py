@@ -14,7 +14,7 @@ from extproc.routing.policies import Verdict, View, lowest
 
 def choose(view: View, *, patience: float = 1.0, hit_ratio: float = 0.5) -> Verdict:
     """`patience`: bytes of prefill that a byte of hit is worth waiting for."""
-    freest = lowest(view.loads, view.cursor)
+    freest = lowest(view.loads, view)
     if view.turn <= 0:
         return Verdict(freest, Reason.FIRST_TURN)
     longest = max(view.hits)

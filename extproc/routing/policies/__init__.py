@@ -22,9 +22,10 @@ class View:
     prompt: int  # bytes of the prompt
     hits: Sequence[int]  # bytes of the prompt in each candidate's local cache
     loads: Sequence[float]  # requests in flight (colocated) or bytes to prefill (prefill pools), before this request
-    cursor: int  # where the next tie of the round robin goes: any integer >= 0
+    cursor: int  # the candidate after the last one that was chosen: any integer >= 0
     unprefilled: Sequence[float]  # bytes that each candidate had to prefill for the requests in flight there
     seed: int = 0  # 64 random bits, new for each request
+    shares: Sequence[float] = ()  # requests that each candidate got lately; empty: as many as all others
     unit: float = 1  # what one request like this weighs in `loads`: 1, or in prefill pools the bytes of its prompt
 
 
@@ -35,21 +36,26 @@ class Verdict(NamedTuple):
     reason: Reason
 
 
-def in_turn(tied: Iterable[int], cursor: int, count: int) -> int:
-    """The first of the tied candidates (ascending indices below `count`) at or after the cursor, cyclically."""
-    first: int | None = None
-    start = cursor % count
-    for candidate in tied:
-        if candidate >= start:
-            return candidate
-        if first is None:
-            first = candidate
-    if first is None:
+# Shares that differ by less are equal: an average request weighs twice as much, once for itself and once for its bytes.
+# Without it, two kinds of prompts of almost one length would each always find "their" instance a byte behind.
+EQUAL = 1.0
+
+
+def in_turn(tied: Iterable[int], view: View) -> int:
+    """Of candidates that are equally good, one of those that got least lately, drawn by the view's seed.
+
+    Raises ValueError where there is none.
+    """
+    due = list(tied)
+    if len(due) > 1 and view.shares:
+        least = min(view.shares[i] for i in due)
+        due = [i for i in due if view.shares[i] < least + EQUAL]
+    if not due:
         raise ValueError("no candidate to choose from")
-    return first
+    return due[view.seed % len(due)]
 
 
-def lowest(scores: Sequence[float], cursor: int) -> int:
-    """The candidate with the lowest score, ties round robin."""
+def lowest(scores: Sequence[float], view: View) -> int:
+    """The candidate with the lowest score, ties in turn."""
     least = min(scores)
-    return in_turn((i for i, score in enumerate(scores) if score == least), cursor, len(scores))
+    return in_turn((i for i, score in enumerate(scores) if score == least), view)

@@ -1,6 +1,6 @@
 """Bailian: a weighted sum of normalised load and missed cache.
 
-    f = (1 - weight) * load / max(load) + weight * (1 - hit / prompt)         the lowest wins, ties round robin
+    f = (1 - weight) * load / max(load) + weight * (1 - hit / prompt)         the lowest wins, ties in turn
 
 Source: the production scheduler described in the SMetric paper (section 4), `weight` being its lambda. Loses when
 sessions share a long prompt: the first instance that holds it attracts them all until its load term outweighs the hit.
@@ -20,4 +20,4 @@ def choose(view: View, *, weight: float = 0.7) -> Verdict:
         (1 - weight) * load / busiest + weight * (1 - hit / prompt)
         for hit, load in zip(view.hits, view.loads, strict=True)
     ]
-    return Verdict(lowest(scores, view.cursor), Reason.SCORED)
+    return Verdict(lowest(scores, view), Reason.SCORED)

@@ -1,6 +1,6 @@
 """Dynamo: the prefill that waits on an instance, plus what this request would add.
 
-    f = unprefilled + (prompt - hit)                                          the lowest wins, ties round robin
+    f = unprefilled + (prompt - hit)                                          the lowest wins, ties in turn
 
 Source: NVIDIA Dynamo's KV router, reduced to its prefill terms. Loses on decode-heavy work: it does not see the
 requests that only generate, and an instance full of them looks idle.
@@ -15,4 +15,4 @@ from extproc.routing.policies import Verdict, View, lowest
 def choose(view: View) -> Verdict:
     """The least prefill in bytes, this request's included."""
     scores = [waiting + view.prompt - hit for hit, waiting in zip(view.hits, view.unprefilled, strict=True)]
-    return Verdict(lowest(scores, view.cursor), Reason.SCORED)
+    return Verdict(lowest(scores, view), Reason.SCORED)

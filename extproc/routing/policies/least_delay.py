@@ -1,7 +1,7 @@
 """Least delay: what a request waits for, plus how long its own prefill holds up whoever is there, itself included.
 
     missing = prompt - best + refetch * (best - hit)                          best = the longest hit of all instances
-    f = unprefilled + missing * (load + 1)                                    the lowest wins, ties round robin
+    f = unprefilled + missing * (load + 1)                                    the lowest wins, ties in turn
 
 All in bytes to prefill. A request begins when the prefill before it is done (`unprefilled`), and its own (`missing`)
 stops it and the `load` requests in flight: an engine that prefills decodes late. `load` is in requests like this one.
@@ -29,4 +29,4 @@ def choose(view: View, *, refetch: float = 1.0) -> Verdict:
         waiting + (view.prompt - best + refetch * (best - hit)) * (load / (view.unit or 1) + 1)
         for hit, load, waiting in zip(view.hits, view.loads, view.unprefilled, strict=True)
     ]
-    return Verdict(lowest(scores, view.cursor), Reason.SCORED)
+    return Verdict(lowest(scores, view), Reason.SCORED)

@@ -1,6 +1,6 @@
 """LMetric: the prefill that is left, times the load.
 
-    f = (prompt - hit) * (load + idle)                                        the lowest wins, ties round robin
+    f = (prompt - hit) * (load + idle)                                        the lowest wins, ties in turn
 
 Source: LMetric, as the SMetric paper cites it (section 4). An instance counts as `idle` requests more than it has:
 with 0, the formula as printed, an idle instance scores 0 whatever it lacks, so follow-ups leave their cache for it;
@@ -19,4 +19,4 @@ def choose(view: View, *, idle: float = 0.0) -> Verdict:
     """The least product of new bytes and load."""
     extra = idle * view.unit
     scores = [(view.prompt - hit) * (load + extra) for hit, load in zip(view.hits, view.loads, strict=True)]
-    return Verdict(lowest(scores, view.cursor), Reason.SCORED)
+    return Verdict(lowest(scores, view), Reason.SCORED)

@@ -2,7 +2,7 @@
 
     s = argmax hit
     if turn > 0 and load[s] <= max(overload * mean(load), floor) and hit[s] > hit_ratio * history:  s
-    else:                                                                           argmin load, ties round robin
+    else:                                                                           argmin load, ties in turn
 
 Source: the SMetric paper, "balanced session-centric scheduling"; the floor, `overload_floor` requests like this one, is
 ours: at a mean load of 0.1 an instance with a single request in flight is ten times the mean and yet idle. Floor 0 is
@@ -23,13 +23,13 @@ from extproc.routing.policies import Verdict, View, in_turn, lowest
 def choose(view: View, *, overload: float = 2.0, overload_floor: float = 1.0, hit_ratio: float = 0.5) -> Verdict:
     """Stick to the instance with the longest hit unless a guard objects; `overload` and `hit_ratio` are its guards."""
     if view.turn <= 0:
-        return Verdict(lowest(view.loads, view.cursor), Reason.FIRST_TURN)
+        return Verdict(lowest(view.loads, view), Reason.FIRST_TURN)
     longest = max(view.hits)
     holders = [i for i, hit in enumerate(view.hits) if hit == longest]
     load = min(view.loads[i] for i in holders)
-    sticky = in_turn((i for i in holders if view.loads[i] == load), view.cursor, len(view.loads))
+    sticky = in_turn((i for i in holders if view.loads[i] == load), view)
     if longest > 0 and load > max(overload * sum(view.loads) / len(view.loads), overload_floor * view.unit):
-        return Verdict(lowest(view.loads, view.cursor), Reason.OVERLOADED)
+        return Verdict(lowest(view.loads, view), Reason.OVERLOADED)
     if longest <= hit_ratio * view.history:
-        return Verdict(lowest(view.loads, view.cursor), Reason.EVICTED)
+        return Verdict(lowest(view.loads, view), Reason.EVICTED)
     return Verdict(sticky, Reason.STICK)

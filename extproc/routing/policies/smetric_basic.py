@@ -15,8 +15,8 @@ from extproc.routing.policies import Verdict, View, lowest
 def choose(view: View) -> Verdict:
     """The longest hit after the first turn; with no hit anywhere, the least loaded."""
     if view.turn <= 0:
-        return Verdict(lowest(view.loads, view.cursor), Reason.SCORED)
+        return Verdict(lowest(view.loads, view), Reason.SCORED)
     longest = max(view.hits)
     penalty = sum(view.loads) + 1  # more than any load: only the holders of the longest hit compete
     scores = [load + penalty * (hit < longest) for hit, load in zip(view.hits, view.loads, strict=True)]
-    return Verdict(lowest(scores, view.cursor), Reason.SCORED)
+    return Verdict(lowest(scores, view), Reason.SCORED)

@@ -12,6 +12,7 @@ from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.mismatch import Agreement
 from extproc.routing.pools.speculation import Speculation
 from extproc.routing.pools.suspects import Suspects
+from extproc.routing.pools.turns import Turns
 
 
 @dataclass(slots=True)
@@ -24,8 +25,8 @@ class Pool:
     block_bytes: int = blocks.DEFAULT_SIZE
     source: Source = Source.EVENTS
     instances: Sequence[Instance] = ()
-    cursor: int = 0  # where the next round robin goes
-    decode_cursor: int = 0  # the same, over the instances that decode for others
+    cursor: int = 0  # the place after the instance that was chosen last: for round robin
+    turns: Turns = field(default_factory=Turns)
     speculation: Speculation = field(default_factory=Speculation)
     agreement: Agreement = field(default_factory=Agreement)
     suspects: Suspects = field(default_factory=Suspects)

@@ -31,7 +31,7 @@ def choose(policy: str, **changes: Any) -> Verdict:
         ("round-robin", {"cursor": 6}, 2),
         ("random", {"seed": 7}, 3),
         ("least-loaded", {}, 3),
-        ("least-loaded", {"loads": [3, 1, 1, 9], "cursor": 2}, 2),
+        ("least-loaded", {"loads": [3, 1, 1, 9], "shares": [0, 5, 2, 0]}, 2),
         # f = [0.3 + 0.07, 0.15 + 0.7, 0.15 + 0.35, 0.075 + 0.7]
         ("bailian", {}, 0),
         # weight 0.2: f = [0.8 + 0.02, 0.4 + 0.2, 0.4 + 0.1, 0.2 + 0.2]

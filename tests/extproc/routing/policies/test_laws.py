@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -19,6 +20,7 @@ def views(draw: st.DrawFn) -> View:
     count = draw(st.integers(1, 40))
     prompt = draw(st.integers(0, 10**7))
     lengths = st.integers(0, prompt)
+    shares = st.lists(st.floats(0, 100), min_size=count, max_size=count) | st.just([])
     return View(
         turn=draw(st.integers(0, 500)),
         history=draw(lengths),
@@ -28,6 +30,7 @@ def views(draw: st.DrawFn) -> View:
         cursor=draw(st.integers(0, 10**9)),
         unprefilled=draw(st.lists(st.integers(0, 10**9), min_size=count, max_size=count)),
         seed=draw(st.integers(0, 2**64 - 1)),
+        shares=draw(shares),
     )
 
 
@@ -44,7 +47,7 @@ def test_a_candidate_is_returned_and_nothing_is_changed(name: str, view: View) -
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_equal_instances_take_turns(name: str) -> None:
-    """Where nothing tells instances apart, first turns spread evenly as the cursor (or the seed) moves."""
+    """Where nothing tells instances apart, first turns spread evenly as the seed (or the cursor) moves."""
     views = [View(0, 0, 1000, [0] * 4, [0] * 4, turn, [0] * 4, seed=turn) for turn in range(8)]
     chosen = [registry.get(name)(view).candidate for view in views]
     assert sorted(chosen) == [0, 0, 1, 1, 2, 2, 3, 3]
@@ -62,14 +65,17 @@ def test_an_unknown_policy_is_a_key_error() -> None:
         registry.get("no-such-policy")
 
 
-@given(st.lists(st.floats(0, 5), min_size=1, max_size=20), st.integers(0, 100))
-def test_lowest_returns_a_minimum(scores: list[float], cursor: int) -> None:
-    """`lowest` returns one of the minima, whatever the cursor."""
-    assert scores[lowest(scores, cursor)] == min(scores)
+@given(view=views(), data=st.data())
+def test_lowest_returns_a_minimum(view: View, data: st.DataObject) -> None:
+    """`lowest` returns one of the minima, whatever the shares and the seed."""
+    scores = data.draw(st.lists(st.floats(0, 5), min_size=len(view.loads), max_size=len(view.loads)))
+    assert scores[lowest(scores, view)] == min(scores)
 
 
-def test_turns_are_cyclic() -> None:
-    """The first tied candidate at or after the cursor wins; past the last one it starts over."""
-    assert [in_turn([1, 3], cursor, 5) for cursor in range(6)] == [1, 1, 3, 3, 1, 1]
+def test_who_got_least_is_next() -> None:
+    """Of the tied candidates one with about the smallest share; the seed draws among these, and nobody else is tied."""
+    view = View(0, 0, 0, [0] * 5, [0] * 5, 0, [0] * 5, shares=[0, 4, 0, 2, 2.9])
+    assert {in_turn([1, 3, 4], replace(view, seed=seed)) for seed in range(8)} == {3, 4}
+    assert in_turn([1], view) == 1
     with pytest.raises(ValueError, match="no candidate"):
-        in_turn([], 0, 5)
+        in_turn([], view)

@@ -31,9 +31,10 @@ def test_a_first_turn_ignores_the_cache() -> None:
     assert choose(view(turn=0, loads=[2, 1, 0, 3], hits=[1200, 0, 0, 0])) == (2, Reason.FIRST_TURN)
 
 
-def test_first_turns_of_equal_load_go_round() -> None:
-    """Ties are broken round robin, so that a burst of first requests spreads one by one."""
-    assert [choose(view(turn=0, cursor=c)).candidate for c in range(5)] == [0, 1, 2, 3, 0]
+def test_first_turns_of_equal_load_go_to_who_got_least() -> None:
+    """Among equals the one with the smallest share comes first, and the seed draws where shares are about equal."""
+    assert choose(view(turn=0, shares=[3, 2, 1, 2], seed=5)).candidate == 2
+    assert {choose(view(turn=0, shares=[1.5, 1, 3, 1.9], seed=s)).candidate for s in range(9)} == {0, 1, 3}
 
 
 def test_a_follow_up_sticks_to_its_cache() -> None:
