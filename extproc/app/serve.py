@@ -60,7 +60,10 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         routes, record = Routes(settings.default), _record(node.recorder)
         prefiller = Prefiller()
         stack.push_async_callback(prefiller.close)
-        processor = Processor(Services(node.router, node.pools, routes, record, prefiller, options.conformance))
+        services = Services(
+            node.router, node.pools, routes, record, prefiller, options.conformance, gateway=settings.gateway
+        )
+        processor = Processor(services)
         node.page.streams = lambda: processor.streams
         server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(options=BASIC), GrpcHealth()
         server.add_generic_rpc_handlers((processor.handler(),))

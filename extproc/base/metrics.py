@@ -68,6 +68,18 @@ PREFILL_SECONDS = Histogram(
 SERVED_ELSEWHERE = Counter(
     "smetric_served_elsewhere", "Requests that Envoy sent to another host than chosen.", ["pool"], registry=REGISTRY
 )
+UNCOUNTED = Counter(
+    "smetric_uncounted",
+    "Requests whose load was given back before they ended, by cause: Envoy closed the stream early, or a tunnel.",
+    ["pool", "cause"],
+    registry=REGISTRY,
+)
+HEADERS_LEFT_OUT = Counter(
+    "smetric_headers_left_out",
+    "Headers of ours for which a request had no room below Envoy's limits; the metadata steers without them.",
+    ["pool", "header"],
+    registry=REGISTRY,
+)
 BAD_ROUTES = Counter(
     "smetric_bad_routes", "Streams whose x-smetric-* metadata could not be used; the default was.", registry=REGISTRY
 )

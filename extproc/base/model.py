@@ -92,6 +92,15 @@ class Instance:
         return self.address if self.rank is None else f"{self.address}/{self.rank}"
 
 
+@dataclass(frozen=True, slots=True)
+class Gateway:
+    """The Envoy that asks us. Limits are Envoy's own by default; what our answers make of a request is held to them."""
+
+    overrides: bool | None = None  # whether it obeys where we ask for another processing mode; None: not known
+    max_headers: int = 100  # header lines of a request
+    max_header_bytes: int = 60 * 1024  # of their names and values
+
+
 class Knowledge(StrEnum):
     """How well the index knows an instance's cache.
 

@@ -8,6 +8,7 @@
     metadata     the keys under `filter_metadata.smetric`
     pools        a cluster -> PoolSettings
     health_check its health check, where we can repeat it
+    gateway      what Envoy lets us ask for, and how many headers it lets through
     standalone   a file of pools alone, where a gateway writes the rest
     checks/      the traps, one function each
     report       problems, and what was understood, as text

@@ -8,6 +8,7 @@ from pathlib import Path
 from extproc.config import nodes, standalone, topology
 from extproc.config.checks import CHECKS, POOL_CHECKS
 from extproc.config.envoy_types import LbEndpoint, read
+from extproc.config.gateway import gateway
 from extproc.config.pools import read_pool, speaks_tls
 from extproc.config.report import Problem, Report, Server, Severity, error
 from extproc.config.settings import Settings
@@ -43,7 +44,8 @@ def inspect(path: Path) -> Report:
     distinct = tuple(dict.fromkeys(problems))
     if any(problem.severity is Severity.ERROR for problem in distinct):
         return Report(path, None, distinct)
-    settings = Settings(path, pools, standalone.default(found) if alone else _default(found), standalone=alone)
+    default = standalone.default(found) if alone else _default(found)
+    settings = Settings(path, pools, default, standalone=alone, gateway=gateway(found))
     return Report(path, settings, distinct, tuple(_routes(found, settings)), tuple(dict.fromkeys(_servers(found))))
 
 

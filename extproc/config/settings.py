@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
 from extproc.base import blocks
-from extproc.base.model import Engine, Instance, Role, Source
+from extproc.base.model import Engine, Gateway, Instance, Role, Source
 from extproc.routing.route import RouteSettings
 
 ADDRESS = "{address}"  # in an event address: the IP address of the endpoint, bracketed if IPv6
@@ -89,6 +89,7 @@ class Settings:
     pools: Mapping[str, PoolSettings]
     default: RouteSettings | None  # of the ext_proc filter; None where only its routes name a pool
     standalone: bool = False  # there is no filter: a gateway writes Envoy's configuration
+    gateway: Gateway = field(default_factory=Gateway)
 
 
 def instances(endpoint: Endpoint, address: str) -> tuple[Instance, ...]:

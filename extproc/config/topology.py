@@ -32,6 +32,12 @@ HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectio
 FILTER_CONFIG = "envoy.config.route.v3.FilterConfig"
 SMETRIC = "smetric"
 
+_MANAGER_FIELDS = (
+    "stream_idle_timeout",
+    "max_request_headers_kb",
+    "common_http_protocol_options",
+    "upgrade_configs",
+)
 _CLUSTER_FIELDS = (
     "name",
     "type",
@@ -184,7 +190,7 @@ def _chains(listener: Node, problems: list[Problem]) -> Iterator[Chain]:
                 routes = _routes(manager, str(name.plain()) if name else "", metadata, problems)
                 yield Chain(
                     read(Listener, listener, problems, "name", "per_connection_buffer_limit_bytes"),
-                    read(HttpConnectionManager, manager, problems, "stream_idle_timeout"),
+                    read(HttpConnectionManager, manager, problems, *_MANAGER_FIELDS),
                     filters,
                     position,
                     read(ExternalProcessor, node, problems),

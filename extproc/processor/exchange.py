@@ -13,7 +13,11 @@ known. It refuses to know protobuf (`wire.py`), gRPC (`server.py`) and how an in
 
 The rules it keeps are Envoy's: in BUFFERED mode headers are answered before the body comes and the destination rides on
 the body's answer; in FULL_DUPLEX_STREAMED mode the header answer is held back until the decision, then headers, the
-whole body again in chunks, and trailers; STREAMED and NONE need the destination at the headers.
+whole body again in chunks, and trailers; STREAMED and NONE need the destination at the headers, as does every request
+whose body ends only with its reply (upgrades, CONNECT, gRPC).
+
+Envoy closes the stream as soon as it has nothing more to show, and a load is counted for as long as the stream is open:
+therefore the response's headers are answered with the wish to be shown the response's end.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ from http import HTTPStatus
 from typing import ClassVar
 
 from extproc.base.errors import ExtProcError
-from extproc.base.model import Reason
+from extproc.base.model import Gateway, Reason
+from extproc.processor import header_room
+from extproc.processor.header_room import CONTENT_LENGTH, Extent
 from extproc.processor.messages import (
     BodyMode,
     Continue,
@@ -37,6 +43,7 @@ from extproc.processor.messages import (
     Mutation,
     OutOfTime,
     Output,
+    Override,
     Phase,
     Prefill,
     Prefilled,
@@ -55,6 +62,13 @@ CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 K
 # What is collected of a FULL_DUPLEX_STREAMED body, on which Envoy sets no limit: what the buffer limit of the shipped
 # configuration lets through in the other modes.
 MAX_BODY = 64 * 1024 * 1024
+_CLOSED_EARLY = frozenset({BodyMode.NONE, BodyMode.FULL_DUPLEX_STREAMED})  # at the response's headers
+_EVENT_STREAM = "text/event-stream"
+# Modes in which Envoy keeps a request until its body has ended; to 1.39, STREAMED is one until its body begins.
+_HELD_BACK = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL, BodyMode.UNKNOWN, BodyMode.STREAMED})
+
+
+_ANY = Gateway()
 
 
 class ProtocolViolation(Exception):
@@ -75,13 +89,16 @@ class State(Enum):
 class Exchange:
     """One stream. `receive`, `decided` and `refused` return what to do next, in order."""
 
-    def __init__(self, served_header: str | None = None) -> None:
-        """`served_header` names a response header that shall tell who answered."""
+    def __init__(self, served_header: str | None = None, gateway: Gateway = _ANY) -> None:
+        """`served_header` names a response header that shall tell who answered; `gateway` is the Envoy that asks."""
         self.state = State.OPENING
         self.watching = False  # whether the caller wants to see the response, or still more of it
+        self.unended = False  # a stream of events is the response, and Envoy may let go of us before it ends
+        self.left_out: tuple[str, ...] = ()  # headers of the decision for which the request had no room
         self.over = False  # nothing that Envoy could still say matters: the caller ends the stream
         self._served_header = served_header
-        self._headers: Mapping[str, str] = {}
+        self._gateway = gateway
+        self._request = RequestHeaders({})
         self._subset: Subset | None = None
         self._body: list[bytes] = []
         self._size = 0
@@ -90,11 +107,17 @@ class Exchange:
         self._answer_due = Phase.REQUEST_HEADERS  # the message that the decision will ride on
         self._trailers = False
         self._streaming = False  # FULL_DUPLEX_STREAMED, decided, and the body still comes
+        self._unwanted = False  # decided at the headers, with the wish to see nothing of a body that Envoy holds back
 
     @property
     def collecting(self) -> bool:
         """Whether the body is ours to wait for and to hold: in all other modes Envoy holds it, under its own timers."""
         return self.state is State.RECEIVING and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether Envoy may be waiting, against our wish, for the end of a body that never ends: that we cannot see."""
+        return self._unwanted and self._gateway.overrides is not True and self.state is State.ROUTED
 
     def receive(self, event: Event) -> list[Output]:
         """Take Envoy's next message. Raises ProtocolViolation where the table has no row for it."""
@@ -110,16 +133,18 @@ class Exchange:
             raise ProtocolViolation(f"a prefill while {self.state.value}")
         duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
         wait: list[Output] = [] if duplex else [Extend(timeout_ms)]
-        return [*wait, Prefill(self._headers, b"".join(self._body))]
+        return [*wait, Prefill(self._request.headers, b"".join(self._body))]
 
     def decided(self, routing: Mutation, body: bytes | None = None) -> list[Output]:
         """The answers that send the request, with another `body` if one is given, to where `routing` says."""
         self._leave_deciding(State.ROUTED)
         duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED and self._answer_due is Phase.REQUEST_HEADERS
-        if body is not None:
-            # Envoy does not correct the length by itself: it would answer 500.
-            routing = replace(routing, set_headers={**routing.set_headers, "content-length": str(len(body))})
-        outputs: list[Output] = [Continue(self._answer_due, routing, None if duplex else body)]
+        routing, body = self._fitted(routing, body)
+        override = self._override(BodyMode.NONE, BodyMode.NONE) if self._unwanted else None
+        # Envoy would wait for the end of a body that never ends. Without us it goes on at once.
+        ignored = override is None or self._gateway.overrides is False
+        self.over = self._unwanted and ignored and self._request_mode is not BodyMode.STREAMED
+        outputs: list[Output] = [Continue(self._answer_due, routing, None if duplex else body, override)]
         if duplex:
             end = not (self._trailers or self._streaming)
             whole = b"".join(self._body) if body is None else body
@@ -129,6 +154,16 @@ class Exchange:
                 outputs.append(Continue(Phase.REQUEST_TRAILERS))
         self._body.clear()
         return outputs
+
+    def _fitted(self, routing: Mutation, body: bytes | None) -> tuple[Mutation, bytes | None]:
+        """What the request has room for; a body whose length cannot be told stays as it is."""
+        if body is not None:
+            # Envoy does not correct the length by itself: it would answer 500.
+            routing = replace(routing, set_headers={**routing.set_headers, CONTENT_LENGTH: str(len(body))})
+        request = self._request
+        extent = Extent(request.lines, request.size)
+        routing, self.left_out = header_room.fit(routing, request.headers, extent, self._gateway)
+        return routing, None if CONTENT_LENGTH in self.left_out else body
 
     def refused(self, error: ExtProcError, routing: Mutation) -> list[Output]:
         """The answer that tells the client, in OpenAI's form, why nobody can serve the request."""
@@ -147,24 +182,23 @@ class Exchange:
     def _decide(self, answer_due: Phase, body: bytes | None, degraded: Reason | None = None) -> list[Output]:
         self.state = State.DECIDING
         self._answer_due = answer_due
-        return [Decide(self._headers, body, degraded, self._subset)]
+        return [Decide(self._request.headers, body, degraded, self._subset)]
 
     # Rows of the table
 
     def _open(self, event: RequestHeaders) -> list[Output]:
-        self._headers, self._subset = event.headers, event.subset
+        self._request, self._subset = event, event.subset
         self._request_mode, self._response_mode = event.request_body_mode, event.response_body_mode
         if event.end_of_stream:
             self._request_mode = BodyMode.NONE  # nothing to give back, whatever the mode
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.NO_BODY)
-        if self._request_mode in (BodyMode.NONE, BodyMode.STREAMED):
+        endless = _endless(event.headers)
+        if endless or self._request_mode in (BodyMode.NONE, BodyMode.STREAMED):
+            duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
+            self._streaming, self._unwanted = duplex, endless and self._request_mode in _HELD_BACK
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_NOT_SENT)
         self.state = State.RECEIVING
-        if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
-            # A WebSocket sends nothing before it is answered, and ends when the conversation does.
-            self._streaming = "upgrade" in event.headers
-            return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_NOT_SENT) if self._streaming else []
-        return [Continue(Phase.REQUEST_HEADERS)]
+        return [] if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED else [Continue(Phase.REQUEST_HEADERS)]
 
     def _open_at_body(self, event: RequestBody) -> list[Output]:
         """The operator set `request_header_mode: SKIP`: without a path the body cannot be read."""
@@ -202,30 +236,52 @@ class Exchange:
             self._streaming = not event.end_of_stream
             return list(_chunks(Phase.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream))
         streamed = self._request_mode in (BodyMode.STREAMED, BodyMode.UNKNOWN)
-        return [Continue(Phase.REQUEST_BODY)] if streamed else []
+        shown, self._unwanted = self._unwanted, False  # against our wish, and whole
+        return [Continue(Phase.REQUEST_BODY)] if streamed or shown else []
+
+    def _leave(self, _: OutOfTime) -> list[Output]:
+        """No answer to a request that we may be keeping: Envoy goes on without us, whatever it waited for."""
+        self.over = True
+        return []
 
     def _pass_request_trailers(self, _: RequestTrailers) -> list[Output]:
         self._streaming = False
         return [Continue(Phase.REQUEST_TRAILERS)]
 
     def _respond(self, event: ResponseHeaders) -> list[Output]:
-        self.state = State.RESPONDING
+        counted, self.state = self.state is State.ROUTED, State.RESPONDING
         status = event.headers.get(":status", "")
         told = None
         if self._served_header is not None:
             told = Mutation(set_headers={self._served_header: event.served or "not reported by the gateway"})
+            told, _ = header_room.fit(told, event.headers, header_room.extent_of(event.headers), self._gateway)
         self.watching = self.watching and status.startswith("2") and not event.end_of_stream
         hidden = self._response_mode in (BodyMode.NONE, BodyMode.UNKNOWN)
-        passed = Continue(Phase.RESPONSE_HEADERS, told, show_response=self.watching and hidden)
-        return [Prefilled(status, event.served), passed]
+        request = BodyMode.NONE if self._unwanted else self._request_mode
+        shown = BodyMode.STREAMED if self.watching else BodyMode.NONE
+        override = self._override(request, shown) if counted and hidden and not event.end_of_stream else None
+        events = event.headers.get("content-type", "").startswith(_EVENT_STREAM) and not event.end_of_stream
+        self.unended = events and self._request_mode in _CLOSED_EARLY
+        return [Prefilled(status, event.served), Continue(Phase.RESPONSE_HEADERS, told, override=override)]
+
+    def _override(self, request: BodyMode, response: BodyMode) -> Override | None:
+        """The wish for these bodies and for the response's end; None where Envoy never listens."""
+        if BodyMode.FULL_DUPLEX_STREAMED in (self._request_mode, self._response_mode):
+            return None
+        return Override(
+            BodyMode.BUFFERED if request is BodyMode.UNKNOWN else request,
+            BodyMode.NONE if response is BodyMode.UNKNOWN else response,
+        )
 
     def _pass_response_body(self, event: ResponseBody) -> list[Output]:
+        self.unended = self.unended and not event.end_of_stream
         seen: list[Output] = [Seen(event.data)] if self.watching else []
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
             return [*seen, *_chunks(Phase.RESPONSE_BODY, event.data, end_of_stream=event.end_of_stream)]
         return [*seen, Continue(Phase.RESPONSE_BODY)]
 
     def _pass_response_trailers(self, _: ResponseTrailers) -> list[Output]:
+        self.unended = False
         return [Continue(Phase.RESPONSE_TRAILERS)]
 
     def _ignore(self, _: Event) -> list[Output]:
@@ -244,6 +300,7 @@ class Exchange:
         (State.RECEIVING, ResponseHeaders): _respond,
         (State.ROUTED, RequestBody): _repeat_streamed,
         (State.ROUTED, RequestTrailers): _pass_request_trailers,
+        (State.ROUTED, OutOfTime): _leave,
         (State.ROUTED, ResponseHeaders): _respond,
         (State.RESPONDING, RequestBody): _repeat_streamed,
         (State.RESPONDING, RequestTrailers): _pass_request_trailers,
@@ -252,6 +309,15 @@ class Exchange:
         (State.ANSWERED, RequestBody): _ignore,
         (State.ANSWERED, RequestTrailers): _ignore,
     }
+
+
+def _endless(headers: Mapping[str, str]) -> bool:
+    """Whether the request's body may end only with the reply: a tunnel, a WebSocket, a stream of gRPC messages.
+
+    Envoy shows HTTP/2's extended CONNECT as an upgrade. No prompt of ours comes by any of these.
+    """
+    tunnel = "upgrade" in headers or ":protocol" in headers or headers.get(":method") == "CONNECT"
+    return tunnel or headers.get("content-type", "").startswith("application/grpc")
 
 
 def _chunks(phase: Phase, body: bytes, *, end_of_stream: bool) -> Iterator[Streamed]:

@@ -36,6 +36,8 @@ class RequestHeaders:
     request_body_mode: BodyMode = BodyMode.UNKNOWN
     response_body_mode: BodyMode = BodyMode.UNKNOWN
     subset: Subset | None = None  # the gateway's hint: choose among these; None where there is no hint
+    lines: int = 0  # of headers, each repetition counted, as Envoy's limit does
+    size: int = 0  # bytes of names and values
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,7 @@ class ResponseTrailers:
 
 @dataclass(frozen=True, slots=True)
 class OutOfTime:
-    """No message of Envoy's: the caller waited long enough for the body that it is `collecting`."""
+    """No message of Envoy's: the caller waited long enough for the next one."""
 
 
 Event = RequestHeaders | RequestBody | RequestTrailers | ResponseHeaders | ResponseBody | ResponseTrailers | OutOfTime
@@ -143,16 +145,25 @@ class Phase(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Continue:
-    """Let the message pass; `routing` says what the decision changes on it, `body` replaces the request's.
+class Override:
+    """Another processing mode for the rest of the exchange: these bodies, and the end of the response (its trailers).
 
-    `show_response` asks Envoy for the response's body, which it sends where the operator lets us (allow_mode_override).
+    Envoy obeys where the operator writes allow_mode_override, and never where a body is FULL_DUPLEX_STREAMED. Elsewhere
+    it takes no notice, and does not say so.
     """
+
+    request_body: BodyMode
+    response_body: BodyMode
+
+
+@dataclass(frozen=True, slots=True)
+class Continue:
+    """Let the message pass; `routing` says what the decision changes on it, `body` replaces the request's."""
 
     phase: Phase
     routing: Mutation | None = None
     body: bytes | None = None
-    show_response: bool = False
+    override: Override | None = None
 
 
 @dataclass(frozen=True, slots=True)

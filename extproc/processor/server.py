@@ -64,8 +64,7 @@ class Processor:
         self.streams += 1
         metrics.STREAMS.inc()
         try:
-            due = asyncio.get_running_loop().time() + stream.body_s
-            while not stream.exchange.over and (outputs := await _received(context, stream, due)) is not None:
+            while not stream.exchange.over and (outputs := await _received(context, stream)) is not None:
                 while outputs:
                     output = outputs.popleft()
                     if isinstance(output, Decide | Prefill | Prefilled | Seen):
@@ -85,13 +84,13 @@ class Processor:
             metrics.STREAMS.dec()
 
 
-async def _received(context: Any, stream: Stream, due: float) -> deque[Output] | None:
-    """What Envoy's next message asks for, None after its last. A body that we collect must have ended when `due`.
+async def _received(context: Any, stream: Stream) -> deque[Output] | None:
+    """What Envoy's next message, or the lack of one in time, asks for; None after the last message.
 
     The message itself is let go of: nothing here keeps a body for as long as the reply takes.
     """
     try:
-        async with asyncio.timeout_at(due if stream.exchange.collecting else None):
+        async with asyncio.timeout(stream.patience_s):
             event: Event | object = await context.read()
     except TimeoutError:
         event = OutOfTime()

@@ -10,16 +10,17 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from extproc.base import headers, metrics
 from extproc.base.errors import BodyTimeout, NoInstance, Shed
-from extproc.base.model import Disaggregation, Instance, Reason
+from extproc.base.model import Disaggregation, Gateway, Instance, Reason
 from extproc.processor import destination
 from extproc.processor.exchange import Exchange, ProtocolViolation
 from extproc.processor.messages import Decide, Output, Prefill, Prefilled, Seen
 from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
 from extproc.processor.routes import Metadata
+from extproc.processor.uncounted import Uncounted
 from extproc.requests.responses import IdReader
 from extproc.routing.disaggregation.bodies import decode_body
 from extproc.routing.disaggregation.halves import budget_ms
@@ -36,6 +37,8 @@ _log = logging.getLogger(__name__)
 # How long we collect a FULL_DUPLEX_STREAMED body: Envoy's message timer does not run there. The largest that we
 # collect, 64 MiB, takes nine minutes at 1 Mbit/s.
 BODY_S = 600.0
+# How long a request may be in doubt that Envoy may hold back for ever: a WebSocket is answered within milliseconds.
+DOUBT_S = 1.0
 
 _REFUSALS = {NoInstance: Reason.NO_INSTANCE, Shed: Reason.SHED, BodyTimeout: Reason.BODY_TIMEOUT}
 
@@ -56,14 +59,16 @@ class Services:
     on_routed: Callable[[Pool, Decision], None]
     prefiller: Prefiller
     conformance: bool = False
+    gateway: Gateway = field(default_factory=Gateway)
+    uncounted: Uncounted = field(default_factory=Uncounted)
 
 
 class Stream:
     """One stream: the order of its messages, the route that it came by, the load that it owes."""
 
     def __init__(self, services: Services, metadata: Metadata) -> None:
-        self.exchange = Exchange(headers.CONFORMANCE_SERVED if services.conformance else None)
-        self.body_s = BODY_S  # how long a body may take that the exchange is collecting
+        served_header = headers.CONFORMANCE_SERVED if services.conformance else None
+        self.exchange = Exchange(served_header, services.gateway)
         self._services = services
         self._metadata = metadata
         self._pool: Pool | None = None
@@ -72,6 +77,8 @@ class Stream:
         self._decision_s = 0.0  # what the decision took, in seconds
         self._keeper = ""  # name of the instance that serves the request, and keeps its response
         self._response = IdReader()
+        self._since = time.monotonic()  # of what `patience_s` counts
+        self._answered_at: float | None = None  # when the response's headers came
 
     async def act(self, wanted: Act) -> list[Output]:
         """Do what the exchange wants done; returns what is to be done next, in order."""
@@ -86,15 +93,27 @@ class Stream:
                 await self._seen(wanted)
         return []
 
+    @property
+    def patience_s(self) -> float | None:
+        """How long to wait for Envoy's next message; None: for as long as it takes."""
+        limit = BODY_S if self.exchange.collecting else DOUBT_S if self.exchange.in_doubt else None
+        return None if limit is None else self._since + limit - time.monotonic()
+
     def close(self) -> None:
         """Give the load back; synchronous, and called on every way out."""
-        if self._routed is not None:
-            self._routed.ticket.release()
+        if self._routed is None or self._pool is None:
+            return
+        self._routed.ticket.release()
+        now, uncounted = time.monotonic(), self._services.uncounted
+        if self.exchange.over:
+            uncounted.left(self._pool.name, now)
+        elif self._answered_at is not None and self.exchange.unended:
+            uncounted.streamed(self._pool.name, now - self._answered_at, now)
 
     async def _decide(self, wanted: Decide) -> list[Output]:
         started, route = time.perf_counter(), self._route()
         if wanted.degraded is Reason.BODY_TIMEOUT:
-            return self._refuse(route, BodyTimeout(f"the request's body did not end within {self.body_s:g} s"))
+            return self._refuse(route, BodyTimeout(f"the request's body did not end within {BODY_S:g} s"))
         pools = [self._services.pools[name] for name in route.clusters if name in self._services.pools]
         if not pools:
             # Not by its name, which a client may choose where the YAML says %REQ(...)%: labels must stay few.
@@ -145,13 +164,17 @@ class Stream:
         self._services.on_routed(pool, routed)
         pool.suspects.tried(routed.choice.instance.address, time.monotonic())
         _count(pool, routed, self._decision_s)
+        self._since = time.monotonic()
         # A stream lives as long as the reply; body and keys need not, and in thousands of streams they are gigabytes.
         self._ask, self._routed = Ask(), replace(routed, query=Query(), held={}, shadows=())
         route = self._route()
         sidecar = route.disaggregation is Disaggregation.SIDECAR
         chosen = pool.name if len(route.clusters) > 1 else None
         mutation = destination.to(routed.choice, self._decision_s * 1000, sidecar=sidecar, pool=chosen)
-        return self.exchange.decided(mutation, body)
+        outputs = self.exchange.decided(mutation, body)
+        for name in self.exchange.left_out:
+            metrics.HEADERS_LEFT_OUT.labels(pool.name, name).inc()
+        return outputs
 
     def _refuse(self, route: RouteSettings, error: NoInstance | Shed | BodyTimeout) -> list[Output]:
         reason = _REFUSALS[type(error)]
@@ -166,6 +189,7 @@ class Stream:
         """
         if self._pool is None or self._routed is None:
             return
+        self._answered_at = time.monotonic()
         ticket, chosen = self._routed.ticket, self._routed.choice.instance
         _prefilled(self._routed)
         served = answered.served or chosen.address

@@ -13,7 +13,18 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, 
 
 from extproc.base.headers import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 from extproc.processor import messages
-from extproc.processor.messages import Answer, BodyMode, Continue, Event, Extend, Immediate, Mutation, Phase, Streamed
+from extproc.processor.messages import (
+    Answer,
+    BodyMode,
+    Continue,
+    Event,
+    Extend,
+    Immediate,
+    Mutation,
+    Override,
+    Phase,
+    Streamed,
+)
 from extproc.routing.pools.admission import Subset
 
 SERVICE = "envoy.service.ext_proc.v3.ExternalProcessor"
@@ -21,7 +32,7 @@ METHOD = "Process"
 
 _UPSTREAM = "upstream.address"  # Envoy attribute; sent where `response_attributes` asks for it
 
-_STREAMED = 1
+_SEND = 1  # a ProcessingMode.HeaderSendMode
 _MODES = {
     0: BodyMode.NONE,
     1: BodyMode.STREAMED,
@@ -29,6 +40,7 @@ _MODES = {
     3: BodyMode.BUFFERED_PARTIAL,
     4: BodyMode.FULL_DUPLEX_STREAMED,
 }
+_NUMBERS = {mode: number for number, mode in _MODES.items()}
 
 
 def decode(data: bytes) -> Event:
@@ -44,6 +56,7 @@ def decode(data: bytes) -> Event:
             BodyMode.UNKNOWN if unknown else _MODES.get(config.request_body_mode, BodyMode.NONE),
             BodyMode.UNKNOWN if unknown else _MODES.get(config.response_body_mode, BodyMode.NONE),
             _subset(message),
+            *_extent(message.request_headers),
         )
     if kind == "request_body":
         return messages.RequestBody(message.request_body.body, message.request_body.end_of_stream, _subset(message))
@@ -75,13 +88,13 @@ def encode(answer: Answer) -> bytes:
             mutation.end_of_stream = end_of_stream
         case Extend(timeout_ms):
             response.override_message_timeout.FromMilliseconds(timeout_ms)
-        case Continue(phase, routing, body, show_response):
+        case Continue(phase, routing, body, override):
             target = getattr(response, phase.value)
             target.SetInParent()
             if body is not None:
                 target.response.body_mutation.body = body
-            if show_response:
-                response.mode_override.response_body_mode = _STREAMED
+            if override is not None:
+                _set_override(response.mode_override, override)
             if routing is not None:
                 _set_routing(response, phase, routing)
     encoded: bytes = response.SerializeToString()
@@ -94,6 +107,12 @@ def _headers(message: Any) -> Mapping[str, str]:
         value = header.value or header.raw_value.decode("utf-8", "replace")
         joined[header.key] = f"{joined[header.key]},{value}" if header.key in joined else value
     return joined
+
+
+def _extent(message: Any) -> tuple[int, int]:
+    """Lines and bytes of all headers, as Envoy counts them."""
+    headers = message.headers.headers
+    return len(headers), sum(len(header.key) + len(header.raw_value or header.value.encode()) for header in headers)
 
 
 def _served(message: Any) -> str | None:
@@ -117,12 +136,21 @@ def _subset(message: Any) -> Subset | None:
     return Subset([hint.string_value, *(value.string_value for value in hint.list_value.values)])
 
 
+def _set_override(mode: Any, override: Override) -> None:
+    mode.request_body_mode = _NUMBERS[override.request_body]
+    mode.response_header_mode = _SEND
+    mode.response_body_mode = _NUMBERS[override.response_body]
+    mode.response_trailer_mode = _SEND
+
+
 def _set_routing(response: Any, phase: Phase, routing: Mutation) -> None:
     _set_metadata(response, routing.metadata)
     if phase is Phase.REQUEST_TRAILERS:
         return  # headers are gone by then; the dynamic metadata still steers
     common = getattr(response, phase.value).response
     common.clear_route_cache = routing.new_route
+    if not (routing.set_headers or routing.remove_headers):
+        return  # to Envoy an empty mutation is one, and it holds the headers to its limits again
     mutation = common.header_mutation
     mutation.remove_headers.extend(routing.remove_headers)
     for name, value in routing.set_headers.items():

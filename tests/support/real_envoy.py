@@ -44,6 +44,9 @@ def post(path: str = "/v1/chat/completions", body: bytes = BODY, headers: Sequen
     return "\r\n".join([*lines, *headers, "", ""]).encode() + body
 
 
+HEALTH = b"GET /health HTTP/1.1\r\nhost: x\r\n\r\n"
+
+
 def filter_of(listener: Yaml) -> Yaml:
     """The ext_proc filter of a listener."""
     (found,) = (f["typed_config"] for f in manager_of(listener)["http_filters"] if f["name"].endswith("ext_proc"))
@@ -84,17 +87,24 @@ class Engine:
         self._server: asyncio.Server
 
     async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, HOST, 0)
+        self._server = await asyncio.start_server(self._serve, HOST, 0, limit=2**20)
         self.address = f"{HOST}:{self._server.sockets[0].getsockname()[1]}"
 
     def stop(self) -> None:
         self._server.close()
 
     async def stream(self, head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One event at once, and the end when the test releases it."""
+        """One event at once, the end when the test releases it or the client is gone; /health is answered at once."""
         self.bodies.append(await body_of(head, reader))
+        if head.startswith("get /health "):
+            writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            return
         writer.write(SSE + b"5\r\nhello\r\n")
-        await self.release.wait()
+        released, gone = asyncio.ensure_future(self.release.wait()), asyncio.ensure_future(reader.read(1))
+        await asyncio.wait((released, gone), return_when=asyncio.FIRST_COMPLETED)
+        for task in (released, gone):
+            task.cancel()
+        await asyncio.gather(released, gone, return_exceptions=True)
         writer.write(END)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.errors import NoInstance
-from extproc.base.model import Reason
+from extproc.base.model import Gateway, Reason
 from extproc.processor.exchange import CHUNK, Exchange, ProtocolViolation, State
 from extproc.processor.messages import (
     BodyMode,
@@ -22,6 +22,7 @@ from extproc.processor.messages import (
     Mutation,
     OutOfTime,
     Output,
+    Override,
     Phase,
     Prefill,
     Prefilled,
@@ -66,8 +67,96 @@ def test_buffered_answers_headers_first_and_routes_on_the_body(mode: BodyMode) -
         Decide(HEADERS, b"{}"),
         Continue(Phase.REQUEST_BODY, ROUTING),
         Prefilled("200", "10.0.0.1:8000"),
-        Continue(Phase.RESPONSE_HEADERS),
+        Continue(Phase.RESPONSE_HEADERS, override=Override(_known(mode), BodyMode.NONE)),
     ]
+
+
+def _known(mode: BodyMode) -> BodyMode:
+    """What Envoy is told again: a mode that it did not name is taken for BUFFERED."""
+    return BodyMode.BUFFERED if mode is BodyMode.UNKNOWN else mode
+
+
+@pytest.mark.parametrize("response", [BodyMode.NONE, BodyMode.UNKNOWN])
+@pytest.mark.parametrize("mode", [BodyMode.NONE, BodyMode.STREAMED, BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL])
+@pytest.mark.parametrize("end", [True, False])
+def test_envoy_is_asked_for_the_responses_end(mode: BodyMode, response: BodyMode, end: bool) -> None:
+    """It would close the stream with nothing more to show, and a load counts for as long as the stream is open."""
+    exchange = Exchange()
+    play(exchange, opening(mode, end=end, response=response), *([] if end else [RequestBody(b"{}", True)]))
+    asked = Override(BodyMode.NONE if end else mode, BodyMode.NONE)
+    assert exchange.receive(OK)[1] == Continue(Phase.RESPONSE_HEADERS, override=asked)
+
+
+@pytest.mark.parametrize(
+    ("request_mode", "response", "answer"),
+    [
+        (BodyMode.FULL_DUPLEX_STREAMED, BodyMode.NONE, OK),  # Envoy takes no override
+        (BodyMode.BUFFERED, BodyMode.FULL_DUPLEX_STREAMED, OK),  # nor here
+        (BodyMode.BUFFERED, BodyMode.STREAMED, OK),  # it shows the end anyway
+        (BodyMode.BUFFERED, BodyMode.NONE, ResponseHeaders({":status": "200"}, end_of_stream=True)),  # this is the end
+    ],
+)
+def test_envoy_is_not_asked_in_vain(request_mode: BodyMode, response: BodyMode, answer: ResponseHeaders) -> None:
+    """Where it would take no notice, or has nothing more to show."""
+    exchange = Exchange()
+    play(exchange, opening(request_mode, response=response), RequestBody(b"{}", True))
+    assert exchange.receive(answer)[1] == Continue(Phase.RESPONSE_HEADERS)
+
+
+ENDLESS: list[dict[str, str]] = [
+    {":method": "GET", "upgrade": "websocket"},
+    {":method": "CONNECT"},
+    {":method": "CONNECT", ":protocol": "connect-udp"},
+    {":method": "POST", "content-type": "application/grpc+proto"},
+]
+
+
+@pytest.mark.parametrize("mode", [BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL, BodyMode.UNKNOWN])
+@pytest.mark.parametrize("headers", ENDLESS)
+def test_a_body_that_ends_with_its_reply_is_not_waited_for(mode: BodyMode, headers: dict[str, str]) -> None:
+    """Tunnels and gRPC are decided at their headers, and Envoy, which holds bodies back here, is asked for none."""
+    exchange = Exchange(gateway=Gateway(overrides=True))
+    none = Override(BodyMode.NONE, BodyMode.NONE)
+    assert play(exchange, RequestHeaders(headers, False, mode, BodyMode.NONE)) == [
+        Decide(headers, None, Reason.BODY_NOT_SENT),
+        Continue(Phase.REQUEST_HEADERS, ROUTING, override=none),
+    ]
+    assert (exchange.over, exchange.in_doubt) == (False, False)
+    assert exchange.receive(OK)[1] == Continue(Phase.RESPONSE_HEADERS, override=none)
+
+
+def tunnel(overrides: bool | None, response: BodyMode = BodyMode.NONE) -> Exchange:
+    """An exchange whose tunnel is on its way."""
+    exchange = Exchange(gateway=Gateway(overrides=overrides))
+    play(exchange, RequestHeaders(ENDLESS[0], False, BodyMode.BUFFERED, response))
+    return exchange
+
+
+@pytest.mark.parametrize(
+    ("overrides", "response"),
+    [(False, BodyMode.NONE), (None, BodyMode.FULL_DUPLEX_STREAMED), (True, BodyMode.FULL_DUPLEX_STREAMED)],
+)
+def test_where_envoy_takes_no_override_a_tunnel_is_left_to_it(overrides: bool | None, response: BodyMode) -> None:
+    """It would wait for the body's end; without us it goes on. The load is lost, the request is not."""
+    assert tunnel(overrides, response).over
+
+
+def test_where_nobody_knows_a_tunnel_is_in_doubt_until_it_is_answered() -> None:
+    """An answer tells that Envoy obeyed; without one in time it is left alone."""
+    answered, silent = tunnel(None), tunnel(None)
+    assert answered.in_doubt
+    answered.receive(OK)
+    assert (answered.over, answered.in_doubt) == (False, False)
+    assert silent.receive(OutOfTime()) == []
+    assert silent.over
+
+
+def test_a_body_that_comes_against_our_wish_is_passed() -> None:
+    """gRPC's body may end: an Envoy that took no notice shows it, and waits for one answer."""
+    exchange = tunnel(None)
+    assert exchange.receive(RequestBody(b"x", True)) == [Continue(Phase.REQUEST_BODY)]
+    assert not exchange.in_doubt
+    assert exchange.receive(RequestBody(b"x", True)) == []
 
 
 def test_a_buffered_body_before_trailers_decides() -> None:

@@ -16,6 +16,7 @@ from extproc.processor.messages import (
     BodyMode,
     Continue,
     Mutation,
+    Override,
     Phase,
     Prefilled,
     RequestBody,
@@ -36,6 +37,7 @@ from tests.support.ext_proc_client import Served, answered, ask, body, headers, 
 
 RESPONSES = "/v1/responses"
 ROUTE = RouteSettings("pool", "smetric", {})
+SHOWN = Override(BodyMode.BUFFERED, BodyMode.STREAMED)
 PASSED = Continue(Phase.RESPONSE_BODY)
 
 
@@ -53,7 +55,7 @@ def test_a_response_is_shown_as_long_as_it_is_watched() -> None:
     """Envoy is asked once; each piece is seen before it is passed on, and no more of them than are wanted."""
     exchange = routed()
     begun = exchange.receive(ResponseHeaders({":status": "200"}))
-    assert begun == [Prefilled("200", None), Continue(Phase.RESPONSE_HEADERS, show_response=True)]
+    assert begun == [Prefilled("200", None), Continue(Phase.RESPONSE_HEADERS, override=SHOWN)]
     assert exchange.receive(ResponseBody(b"a", False)) == [Seen(b"a"), PASSED]
     exchange.watching = False
     assert exchange.receive(ResponseBody(b"b", True)) == [PASSED]
@@ -70,7 +72,9 @@ def test_a_response_is_shown_as_long_as_it_is_watched() -> None:
 def test_no_other_response_is_shown(watching: bool, answer: ResponseHeaders) -> None:
     """Not where nothing is stored, not an error, not one without a body."""
     exchange = routed(watching=watching)
-    assert exchange.receive(answer)[1] == Continue(Phase.RESPONSE_HEADERS)
+    (_, passed) = exchange.receive(answer)
+    assert isinstance(passed, Continue)
+    assert passed.override in (None, Override(BodyMode.BUFFERED, BodyMode.NONE))
     assert exchange.receive(ResponseBody(b"x", True)) == [PASSED]
 
 
@@ -84,7 +88,7 @@ def test_a_response_that_an_operator_shows_is_not_asked_for() -> None:
 
 def test_what_envoy_is_told() -> None:
     """The override asks for a streamed body; a new route is asked for only where a pool was chosen."""
-    shown = wire.ProcessingResponse.FromString(wire.encode(Continue(Phase.RESPONSE_HEADERS, show_response=True)))
+    shown = wire.ProcessingResponse.FromString(wire.encode(Continue(Phase.RESPONSE_HEADERS, override=SHOWN)))
     assert shown.mode_override.response_body_mode == 1
     assert not wire.ProcessingResponse.FromString(wire.encode(PASSED)).HasField("mode_override")
     for new_route in (True, False):

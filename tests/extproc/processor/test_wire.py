@@ -13,6 +13,7 @@ from extproc.processor.messages import (
     Extend,
     Immediate,
     Mutation,
+    Override,
     Phase,
     RequestBody,
     RequestHeaders,
@@ -57,7 +58,7 @@ def test_headers_come_with_the_body_modes() -> None:
         "protocol_config": {"request_body_mode": "FULL_DUPLEX_STREAMED", "response_body_mode": "STREAMED"},
     }
     assert wire.decode(request(message)) == RequestHeaders(
-        {":path": "/v", "a": "1,2"}, False, BodyMode.FULL_DUPLEX_STREAMED, BodyMode.STREAMED
+        {":path": "/v", "a": "1,2"}, False, BodyMode.FULL_DUPLEX_STREAMED, BodyMode.STREAMED, lines=3, size=11
     )
 
 
@@ -140,7 +141,7 @@ def test_on_trailers_only_metadata_can_steer() -> None:
 def test_a_changed_body() -> None:
     """The whole of it replaces the client's, beside the headers of the decision."""
     encoded = response(wire.encode(Continue(Phase.REQUEST_BODY, Mutation(), b"new")))
-    assert encoded == {"request_body": {"response": {"header_mutation": {}, "body_mutation": {"body": "bmV3"}}}}
+    assert encoded == {"request_body": {"response": {"body_mutation": {"body": "bmV3"}}}}
 
 
 def test_more_time() -> None:
@@ -167,3 +168,22 @@ def test_an_immediate_answer_is_json() -> None:
         "raw_value": "YXBwbGljYXRpb24vanNvbg==",
     }
     assert encoded["dynamic_metadata"] == {"smetric": {"reason": "no_instance"}}
+
+
+def test_another_mode_for_the_rest_of_the_exchange() -> None:
+    """Envoy reads all modes of it: those that are not ours to change are said again."""
+    override = Override(BodyMode.BUFFERED, BodyMode.STREAMED)
+    assert response(wire.encode(Continue(Phase.RESPONSE_HEADERS, override=override)))["mode_override"] == {
+        "request_body_mode": "BUFFERED",
+        "response_header_mode": "SEND",
+        "response_body_mode": "STREAMED",
+        "response_trailer_mode": "SEND",
+    }
+    assert "mode_override" not in response(wire.encode(Continue(Phase.RESPONSE_HEADERS)))
+
+
+def test_no_mutation_is_no_empty_one() -> None:
+    """Envoy holds the headers of a request to its limits again where there is a mutation, an empty one too."""
+    steered = response(wire.encode(Continue(Phase.REQUEST_HEADERS, Mutation(metadata={"envoy.lb": {"a": "b"}}))))
+    assert steered["dynamic_metadata"] == {"envoy.lb": {"a": "b"}}
+    assert "header_mutation" not in steered["request_headers"].get("response", {})
