@@ -77,7 +77,6 @@ ELSEWHERE: Final = {
     "tests/extproc/index/test_redis.py (with a real Redis)": [
         "extproc/index/answers.py",
         "extproc/index/directory.py",
-        "extproc/index/routed_writer.py",
         "extproc/index/writes.py",
     ],
     "tests/extproc/instances/test_health_checks.py (rules and their use)": ["extproc/instances/health_rules.py"],

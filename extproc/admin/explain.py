@@ -15,6 +15,7 @@ from extproc.base.headers import TURN
 from extproc.base.model import Reason
 from extproc.requests import apis
 from extproc.requests.paths import Api, api_of
+from extproc.routing import media
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.speculation import Speculation
@@ -149,7 +150,7 @@ class Explainer:
         hits = pool.speculation.match(query.chain, routed.held, now)
         loads = zip(*self._loads.view(pool.name, names), strict=True)
         rows = {
-            name: Row(hits.get(name, 0) * pool.block_bytes, requests, waiting)
+            name: Row(media.hit(query, name, hits.get(name, 0), pool.block_bytes), requests, waiting)
             for name, (requests, waiting) in zip(names, loads, strict=True)
         }
         guarded = route.policy == _GUARDED and query.turn > 0 and query.degraded is None and choice.prefill is None

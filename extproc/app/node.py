@@ -54,7 +54,8 @@ class Node:
         }
         replica = options.replica or secrets.token_hex(8)
         routed = [name for name, pool in self.pools.items() if pool.source is Source.ROUTED]
-        self.recorder = Recorder(self.index, routed, writer=replica)
+        followed = [name for name in self.pools if name not in routed]
+        self.recorder = Recorder(self.index, routed, followed, writer=replica)
         self._leases = Leases.from_url(options.index, replica) if self._followers and options.shared else None
         self._tasks: list[asyncio.Task[None]] = []
         if options.shared and not follow:

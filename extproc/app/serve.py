@@ -17,6 +17,7 @@ from extproc.app.node import Node
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
 from extproc.base.headers import CONFORMANCE_SELECTION
+from extproc.base.model import Source
 from extproc.config import Settings
 from extproc.index.routed_writer import Recorder
 from extproc.instances.health_checks import HealthChecker
@@ -121,7 +122,15 @@ async def follow(settings: Settings, options: Options, stop: asyncio.Event) -> N
 
 
 def _record(recorder: Recorder) -> Callable[[Pool, Decision], None]:
-    return lambda pool, routed: recorder.note(pool.name, routed.choice.computes.name, routed.chain)
+    def note(pool: Pool, routed: Decision) -> None:
+        """Of pools that follow events only what these cannot tell."""
+        name, media = routed.choice.computes.name, routed.query.media
+        if pool.source is Source.ROUTED:
+            recorder.note(pool.name, name, routed.chain)
+        if media is not None:
+            recorder.note(pool.name, name, media.turns)
+
+    return note
 
 
 def _bind(server: grpc.aio.Server, flag: str, address: Address, certificates: tls.Source | None = None) -> None:

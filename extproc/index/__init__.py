@@ -8,6 +8,10 @@ Each instance has one writer at a time, which applies its changes one after the 
 `routed` pools every router writes what it sent: there `Change.writer` keeps them apart, each has its own entries, and
 an instance holds what any of its writers added. A writer begins with `forget`; without it, it continues from what is
 there. After `IndexLost` it begins with `forget` again: what it wrote is gone, or another took the instance over.
+
+Routers may note beside an instance's own writer what they sent there: prompts with media, of which its events cannot
+tell. Such a writer's name begins with `GUESSES`: its entries end when the instance's own writer forgets it, it then
+hears `IndexLost`, and they are not counted in `sizes`.
 """
 
 from __future__ import annotations
@@ -17,6 +21,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from extproc.base.model import EventReport
+
+GUESSES = "~"  # the name of a writer of guesses begins so
 
 # LoRA adapters of one instance. An engine that has had more is known by the newest: those in use announce themselves
 # again whenever it starts anew.
@@ -61,7 +67,8 @@ class Index(Protocol):
     async def sizes(self, pool: str) -> Mapping[str, int]:
         """Prompt blocks held, by instance name; an instance that holds none is absent. For operators: may cost time.
 
-        Of several writers of an instance the blocks are added up, though they may have some in common.
+        Of several writers of an instance the blocks are added up, though they may have some in common. Guesses do not
+        count.
         """
 
     async def report(self, pool: str, reports: Mapping[str, EventReport]) -> None:

@@ -9,10 +9,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 
+from extproc.index import GUESSES
+
 Held = TypeVar("Held", bound=Hashable)  # a backend's notation of a set of holders
 
 FEW = 16  # holders that are listed as fast as looked up
 KEPT_NAMES = 65_536  # in all kept answers together, about 5 MB
+
+
+def totals(shares: Iterable[tuple[tuple[str, str], int]]) -> dict[str, int]:
+    """Blocks by instance, of ((instance, writer), blocks): see `Index.sizes`."""
+    held: dict[str, int] = {}
+    for (instance, writer), blocks in shares:
+        if blocks and not writer.startswith(GUESSES):
+            held[instance] = held.get(instance, 0) + blocks
+    return held
 
 
 class Answers(Generic[Held]):

@@ -19,9 +19,24 @@ if entry then
   end
 end
 
+local instance, guesser = string.match(holder, '^([^%z]+)%z(~[^%z]*)$')
+if forget and not string.find(holder, '%z') then
+  for _, guess in ipairs(guesses_about(holder)) do
+    retire(guess.holder, guess.id)
+  end
+  call('HDEL', STATE, 'g:' .. holder)
+end
+
 if forget or (owner == '' and not entry) then
   if id then
     retire(holder, id)
+  end
+  if guesser then
+    local names = guesser .. '\0'
+    for _, guess in ipairs(guesses_about(instance)) do
+      names = names .. guess.writer .. '\0'
+    end
+    call('HSET', STATE, 'g:' .. instance, names)
   end
   id, present, held = call('HINCRBY', STATE, 'last', 1), new_owner, 0
   call('ZADD', HOLDERS, id, holder)

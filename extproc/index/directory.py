@@ -76,9 +76,15 @@ def holder_of(instance: str, writer: str) -> bytes:
     return f"{instance}\0{writer}".encode() if writer else instance.encode()
 
 
+def split(holder: bytes) -> tuple[str, str]:
+    """The instance that a holder is a share of, and the writer whose share it is."""
+    instance, _, writer = holder.decode().partition("\0")
+    return instance, writer
+
+
 def instance_of(holder: bytes) -> str:
     """The instance that a holder is a share of."""
-    return holder.partition(b"\0")[0].decode()
+    return split(holder)[0]
 
 
 def pack_names(names: Sequence[str]) -> bytes:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
+from extproc.base.errors import IndexLost
 from extproc.base.model import EventReport
-from extproc.index import MAX_ADAPTERS, Change
+from extproc.index import GUESSES, MAX_ADAPTERS, Change
 from extproc.index.adapters import Adapters
-from extproc.index.answers import Answers
+from extproc.index.answers import Answers, totals
 
 # The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about
 # a millisecond, however many keys there are (a million: a thousand in each). A key's high bits say which: dictionaries
@@ -32,6 +33,7 @@ class Holders:
     def __init__(self) -> None:
         self._shards: list[dict[int, int]] = [{} for _ in range(SHARDS)]
         self._bits: dict[tuple[str, str], int] = {}  # (instance, writer) -> its bit, as a number of one bit
+        self._ended: set[tuple[str, str]] = set()  # guesses that the instance's own writer ended
         self._instances: list[str] = []  # by position of the bit
         self._counts: list[int] = []  # keys held, by position of the bit
         self._free: list[int] = []  # positions that no key mentions
@@ -51,25 +53,25 @@ class Holders:
             answers.append((rest, len(chain)))
         return self._answers.merge(answers)
 
-    def apply(self, change: Change) -> None:
-        """See `Index.apply`; each call also sweeps one shard while there is something to sweep."""
+    def apply(self, change: Change) -> bool:
+        """See `Index.apply`; False where the writer must begin anew. Each call also sweeps one shard while there is
+        something to sweep."""
         holder = (change.instance, change.writer)
-        if change.forget and holder in self._bits:
-            self._retire(self._bits.pop(holder))
+        if change.forget:
+            self._forget(holder)
+        elif holder in self._ended:
+            return False
         bit = self._bits.get(holder, 0)
         if bit and change.remove:
             self._remove(bit, change.remove)
         if change.add:
             self._add(bit or self._allot(holder), change.add)
         self._sweep_some()
+        return True
 
     def sizes(self) -> dict[str, int]:
         """See `Index.sizes`."""
-        sizes: dict[str, int] = {}
-        for (instance, _), bit in self._bits.items():
-            if count := self._counts[bit.bit_length() - 1]:
-                sizes[instance] = sizes.get(instance, 0) + count
-        return sizes
+        return totals((holder, self._counts[bit.bit_length() - 1]) for holder, bit in self._bits.items())
 
     def _holders(self, key: int) -> int:
         return self._shards[key >> SHIFT].get(key, 0) & self._live
@@ -108,6 +110,15 @@ class Holders:
         self._bits[holder] = bit
         self._live |= bit
         return bit
+
+    def _forget(self, holder: tuple[str, str]) -> None:
+        instance, writer = holder
+        self._ended.discard(holder)
+        if not writer:
+            self._ended |= {known for known in self._bits if known[0] == instance and known[1].startswith(GUESSES)}
+        for gone in (holder, *self._ended):
+            if gone in self._bits:
+                self._retire(self._bits.pop(gone))
 
     def _retire(self, bit: int) -> None:
         self._live &= ~bit
@@ -194,10 +205,17 @@ class MemoryIndex:
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """See `Index`."""
+        lost: dict[str, set[str]] = defaultdict(set)
         for change in changes:
-            self._pools[change.pool].apply(change)
-            if change.forget or change.adapters is not None:
+            if not self._pools[change.pool].apply(change):
+                lost[change.pool].add(change.instance)
+            elif change.forget:
+                lost[change.pool].discard(change.instance)
+            if (change.forget and not change.writer) or change.adapters is not None:
                 self._adapters[change.pool].tell(change.instance, (change.adapters or ())[-MAX_ADAPTERS:])
+        for pool, instances in lost.items():
+            if instances:
+                raise IndexLost(pool, frozenset(instances))
 
     def adapters(self, pool: str) -> Mapping[str, Set[str]]:
         """See `Index`."""

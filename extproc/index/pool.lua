@@ -8,6 +8,7 @@
 --                   h:HOLDER  owner (16 bytes), newest write applied, blocks held, time of the newest write or report
 --                   a:HOLDER  names of its LoRA adapters, with NUL between them
 --                   r:INSTANCE  time, report
+--                   g:INSTANCE  writers of guesses about it, each followed by a zero byte
 --                   besides, the sweeper's: sweeper, cursor, doomed
 --
 -- Times are milliseconds of this server's clock, so that routers need not agree on theirs.
@@ -65,4 +66,17 @@ local function retire(holder, id)
   call('ZREM', HOLDERS, holder)
   call('ZREM', ADAPTERS, holder)
   call('HDEL', STATE, 'h:' .. holder, 'a:' .. holder)
+end
+
+-- Writers of guesses about an instance (index/__init__.py): the living ones, with their holders and ids.
+local function guesses_about(instance)
+  local guesses = {}
+  for writer in string.gmatch(call('HGET', STATE, 'g:' .. instance) or '', '([^%z]+)%z') do
+    local holder = instance .. '\0' .. writer
+    local id = call('ZSCORE', HOLDERS, holder)
+    if id then
+      guesses[#guesses + 1] = { writer = writer, holder = holder, id = id }
+    end
+  end
+  return guesses
 end

@@ -17,7 +17,8 @@ from urllib.parse import quote
 from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
-from extproc.index.directory import Directory, holder_of, instance_of
+from extproc.index.answers import totals
+from extproc.index.directory import Directory, holder_of, split
 from extproc.index.writes import Author, Writes, pack
 from extproc.shared_state.connections import Client, connect
 from extproc.shared_state.link import Link
@@ -100,10 +101,7 @@ class RedisIndex:
         """See `Index`."""
 
         def held(_: int, state: Sequence[bytes]) -> Mapping[str, int]:
-            sizes: dict[str, int] = defaultdict(int)
-            for holder, entry in _named(b"h:", state):
-                sizes[instance_of(holder)] += int(_ENTRY.unpack(entry)[2])
-            return {instance: blocks for instance, blocks in sizes.items() if blocks}
+            return totals((split(holder), int(_ENTRY.unpack(entry)[2])) for holder, entry in _named(b"h:", state))
 
         return await self._read("sizes", pool, held)
 

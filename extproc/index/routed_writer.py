@@ -11,9 +11,10 @@ import contextlib
 import logging
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from extproc.base.errors import IndexLost, IndexUnavailable
-from extproc.index import Change, Index
+from extproc.index import GUESSES, Change, Index
 from extproc.index.routed_cache import RoutedCache
 
 _log = logging.getLogger(__name__)
@@ -21,6 +22,7 @@ _log = logging.getLogger(__name__)
 # What an engine is taken to cache: 16,384 blocks of 256 bytes are about a million tokens, the local tier of a large
 # model on several GPUs. Too high a value costs a prefill where a hit was expected; too low a value moves a session.
 CAPACITY_BLOCKS = 16_384
+GUESS_TTL_S = 3600.0  # events end these guesses: time is only for what they cannot tell
 TTL_S = 600.0  # nine tenths of reuse come within 100 s (the paper); a tail of hours is not worth guessing at
 
 MAX_WAITING = 1000  # changes; at some hundred requests a second, seconds of them
@@ -29,26 +31,38 @@ RETRY_S = 0.5
 
 
 class Recorder:
-    """One router's memory of what it sent, and the task that keeps the index equal to it."""
+    """One router's memory of what it sent, and the task that keeps the index equal to it.
 
-    def __init__(self, index: Index, pools: Sequence[str], writer: str) -> None:
+    In `routed` pools that is all that the index knows of an instance. In pools that follow events it is a guess about
+    what the events cannot tell (`index.GUESSES`), and ends with what they say: then only what was sent since is noted.
+    """
+
+    def __init__(self, index: Index, routed: Sequence[str], followed: Sequence[str], writer: str) -> None:
+        """Names of the pools whose index is what was routed, and of those that follow events."""
         self._index = index
-        self._caches = {pool: RoutedCache(pool, CAPACITY_BLOCKS, TTL_S, writer=writer) for pool in pools}
+        self._caches = {pool: RoutedCache(pool, CAPACITY_BLOCKS, TTL_S, writer=writer) for pool in routed}
+        guesses = f"{GUESSES}{writer}"
+        self._guessed = {pool: RoutedCache(pool, CAPACITY_BLOCKS, GUESS_TTL_S, writer=guesses) for pool in followed}
+        self._caches |= self._guessed
         self._waiting: list[Change] = []
+        self._sent: list[tuple[str, str, Sequence[int]]] = []  # of followed pools, since the last write
         self._stale: set[tuple[str, str]] = set()  # pool, instance: to be rewritten
         self._known: set[tuple[str, str]] = set()
+        self._fresh: set[tuple[str, str]] = set()  # whose guesses begin anew; those of others may have been ended
         self._wake = asyncio.Event()
         self._task = asyncio.create_task(self._run(), name="recorder")
 
     def note(self, pool: str, instance: str, chain: Sequence[int]) -> None:
-        """A prompt was sent to an instance; pools that follow events are ignored."""
+        """A prompt was sent to an instance: its blocks, or in a followed pool those that events cannot tell of."""
         cache = self._caches.get(pool)
         if cache is None or not chain:
             return
         change = cache.note(instance, chain, time.monotonic())
+        if pool in self._guessed and len(self._sent) < MAX_WAITING:
+            self._sent.append((pool, instance, chain))
         if (pool, instance) not in self._known:
-            self._known.add((pool, instance))
-            self._stale.add((pool, instance))
+            for group in (self._known, self._stale, self._fresh):
+                group.add((pool, instance))
         if len(self._waiting) >= MAX_WAITING:
             self._stale |= self._known
         if (pool, instance) not in self._stale:
@@ -58,8 +72,8 @@ class Recorder:
     def keep(self, pool: str, instances: Sequence[str]) -> None:
         """From now on exactly these are in the pool: forget the others."""
         for gone in [key for key in self._known if key[0] == pool and key[1] not in instances]:
-            self._known.discard(gone)
-            self._stale.discard(gone)
+            for group in (self._known, self._stale, self._fresh):
+                group.discard(gone)
             self._waiting.append(self._caches[pool].drop(gone[1]))
         self._wake.set()
 
@@ -83,13 +97,31 @@ class Recorder:
             stale, self._stale = self._stale, set()
             changes = [change for change in self._waiting if (change.pool, change.instance) not in stale]
             self._waiting = []
-            changes += [self._caches[pool].replay(instance) for pool, instance in stale]
+            sent, self._sent = self._sent, []
+            changes += [self._replay(*key) for key in stale]
             try:
                 await self._index.apply(changes)
+                self._fresh -= stale
             except IndexLost as lost:
-                self._stale |= {(lost.pool, instance) for instance in lost.instances} & self._known
-                self._wake.set()
+                self._fresh -= stale
+                self._begin_anew(lost, sent)
             except IndexUnavailable:
                 self._stale |= self._known
                 self._wake.set()
                 await asyncio.sleep(RETRY_S)
+
+    def _replay(self, pool: str, instance: str) -> Change:
+        change = self._caches[pool].replay(instance)
+        return change if pool not in self._guessed or (pool, instance) in self._fresh else replace(change, forget=False)
+
+    def _begin_anew(self, lost: IndexLost, sent: Sequence[tuple[str, str, Sequence[int]]]) -> None:
+        gone = {(lost.pool, instance) for instance in lost.instances} & self._known
+        if lost.pool in self._guessed:
+            for _, instance in gone:
+                self._guessed[lost.pool].drop(instance)
+            for pool, instance, chain in sent:
+                if (pool, instance) in gone:
+                    self._guessed[pool].note(instance, chain, time.monotonic())
+        self._fresh |= gone
+        self._stale |= gone
+        self._wake.set()

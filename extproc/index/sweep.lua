@@ -29,6 +29,8 @@ if not doomed then
       end
     elseif kind == 'r:' and now - struct.unpack('>d', all[i + 1]) > tonumber(retention) then
       call('HDEL', STATE, all[i])
+    elseif kind == 'g:' and #guesses_about(name) == 0 then
+      call('HDEL', STATE, all[i])
     end
   end
   doomed, cursor = call('HGET', STATE, 'dead') or '', '0'

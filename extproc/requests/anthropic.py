@@ -80,7 +80,7 @@ def _read(block: Json, message: Json, parts: list[Json], before: list[Json]) -> 
             parts.append({"type": "text", "text": text})
     elif kind == "image":
         if block.get("source"):
-            parts.append({"type": "image_url"})
+            parts.append({"type": "image_url", "image_url": block["source"]})
     elif kind == "thinking":
         if (thinking := _text(block, "thinking")) is not None:
             message.setdefault("reasoning", []).append(thinking)
@@ -112,7 +112,7 @@ def _results(call: str, content: Any) -> list[Json]:
             if kind == "text":
                 texts.append(_text(item, "text") or "")
             elif kind == "image":
-                images.append({"type": "image_url"})
+                images.append({"type": "image_url", "image_url": item.get("source")})
             elif kind == "tool_reference" and (name := item.get("tool_name") or item.get("name")):
                 references.append({"type": "tool_reference", "name": name})
     results: list[Json] = [{"role": "tool", "tool_call_id": call, "content": "\n".join(texts)}]

@@ -4,7 +4,8 @@ Owns the shapes that clients send and the order of keys that templates dump; ref
 of a content are joined to one string, and whether `developer` becomes `system`, is left to the renderer.
 
 A normalised message has `role`, `content` and whatever else vLLM hands on to a template. Its content is the string
-that was sent, or a list of parts: dicts whose `type` is `text`, `image`, `audio`, `video` or `tool_reference`.
+that was sent, or a list of parts: dicts whose `type` is `text`, `image`, `audio`, `video` or `tool_reference`; media
+carry a digest with them (`media.py`).
 Every function raises `UnreadableBody` for what is no such thing, and nothing else but RecursionError.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import UnreadableBody
+from extproc.requests.media import Medium, digest
 
 Json = dict[str, Any]
 Content = str | list[Json]
@@ -130,8 +132,11 @@ def _part(raw: Any) -> Json | None:
         return {"type": kind, "name": raw.get("name")}
     if not isinstance(kind, str) or (kind not in _TEXT_FIELDS and kind not in _MEDIA_TYPES):
         raise UnreadableBody("a part of `content` is of no known type")
-    part: Json = {"type": _MEDIA_TYPES.get(kind, "text")}
-    if kind in _TEXT_FIELDS:
+    part: Json = {"type": "text"}
+    if kind in _MEDIA_TYPES:
+        value = next((raw[name] for name in _MEDIA_FIELDS if raw.get(name) is not None), None)
+        part = Medium(_MEDIA_TYPES[kind], digest(raw.get("uuid"), value))
+    else:
         text = raw.get(_TEXT_FIELDS[kind])
         if text is None:
             return None

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from extproc.base import blocks
 from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
-from extproc.base.model import Reason
+from extproc.base.model import Reason, Request
 from extproc.requests import apis, paths
+from extproc.requests.turns import Turn, media_bytes, turns
 from extproc.routing import adapters
 from extproc.routing.adapters import Announced
 from extproc.routing.disaggregation.bodies import divisible
@@ -38,6 +39,22 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
+class Media:
+    """A prompt with images, audio or video, of which events tell no more behind the first one: the turns since then."""
+
+    turns: Sequence[int]  # a key for each reply, and for the whole: what it answered (`requests/turns.py`)
+    ends: Sequence[int]  # where each reply ends in the prompt, in bytes; the last one ends the history
+    sent: Mapping[str, int] = field(
+        default_factory=dict
+    )  # how many of these replies an instance was asked for, by name
+
+    @property
+    def replies(self) -> Sequence[int]:
+        """The keys of the replies that are there."""
+        return self.turns[:-1]
+
+
+@dataclass(frozen=True, slots=True)
 class Query:
     """What a request asks of the caches: its turn, its lengths in bytes, and the keys of its prompt blocks."""
 
@@ -45,6 +62,7 @@ class Query:
     history: int = 0
     prompt: int = 0
     chain: Sequence[int] = ()
+    media: Media | None = None
     degraded: Reason | None = None  # why this is all that is known: decide by load alone
     divisible: bool = False  # one instance may prefill for another
     failed: frozenset[str] = frozenset()  # names of instances that could not prefill it
@@ -107,6 +125,7 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
         roots = adapters.roots(pool, announced, request.model, request.cache_salt)
         text = prompt.data[: prompt.matchable]
         chain = blocks.extend(text, roots.root, pool.block_bytes)
+        found = turns(request.messages, blocks.root(pool.name, request.model, request.cache_salt), text)
         base_chain = blocks.extend(text, roots.base, pool.block_bytes) if roots.base is not None else ()
     except UnreadableBody:
         return Query(known, degraded=Reason.UNREADABLE_BODY)
@@ -117,13 +136,12 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
     except Exception:
         _log.exception("a bug in reading a request of pool %s; it is routed by load alone", pool.name)
         return Query(known, degraded=Reason.INTERNAL_ERROR)
-    # Past an image nothing can be matched, so nothing there can have been evicted either.
-    history = min(prompt.history, prompt.matchable)
+    history = prompt.history
     if turn and not history:
         # A follow-up by the client's own word, in which no reply can be seen: most of such a prompt is its history.
         history = prompt.matchable
     replies = request.turn or prompt.replies
-    return Query(
+    query = Query(
         replies if turn is None else turn,
         history,
         len(prompt.data),
@@ -132,3 +150,16 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
         base_chain=base_chain,
         loaded=roots.loaded,
     )
+    return _with_media(query, request, found)
+
+
+def _with_media(query: Query, request: Request, found: Sequence[Turn]) -> Query:
+    """The query with what tells of its media, and longer by what these count for."""
+    if not found:
+        return query
+    reply = max((i for i, message in enumerate(request.messages) if message["role"] == "assistant"), default=0)
+    history = query.history + media_bytes(request.messages[:reply])
+    length = query.prompt + media_bytes(request.messages)
+    replies = found[:-1]
+    ends = [history * turn.end // replies[-1].end for turn in replies]
+    return replace(query, history=history, prompt=length, media=Media([turn.key for turn in found], ends))

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from extproc.base.errors import IndexUnavailable, NoInstance
 from extproc.base.model import Choice, Instance, Reason
 from extproc.index import Index
+from extproc.routing import media
 from extproc.routing.disaggregation.halves import ATTEMPTS, Halves, halves
 from extproc.routing.policies import Verdict, View, lowest
 from extproc.routing.pools import admission
@@ -67,10 +68,11 @@ class Router:
         if query.response is not None:
             query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}
-        if query.chain:
+        if query.chain or query.media:
             try:
                 held = await self._held(pool, query)
                 pool.agreement.note(query.turn, len(query.chain), matched=bool(held))
+                query = await self._with_sent(pool, query)
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
         return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now)
@@ -98,6 +100,12 @@ class Router:
         return {name: blocks for name, blocks in base.items() if name not in query.loaded} | {
             name: blocks for name, blocks in held.items() if name in query.loaded
         }
+
+    async def _with_sent(self, pool: Pool, query: Query) -> Query:
+        """The query with who was asked for the replies that follow its first medium."""
+        if query.media is None or not query.media.replies:
+            return query
+        return replace(query, media=replace(query.media, sent=await self._index.match(pool.name, query.media.replies)))
 
     async def remember(self, pool: Pool, response: str, instance: str) -> None:
         """An instance, by name, keeps this response."""
@@ -192,7 +200,7 @@ def _hits(pool: Pool, query: Query, names: Sequence[str], held: Mapping[str, int
     found = pool.speculation.match(query.chain, held, now)
     if query.base_chain:
         found = pool.speculation.match(query.base_chain, found, now)
-    return [found.get(name, 0) * pool.block_bytes for name in names]
+    return [media.hit(query, name, found.get(name, 0), pool.block_bytes) for name in names]
 
 
 def _place_of(name: str | None, candidates: Sequence[Instance]) -> int | None:

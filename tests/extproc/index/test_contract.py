@@ -12,8 +12,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from xxhash import xxh3_64_intdigest
 
+from extproc.base.errors import IndexLost
 from extproc.base.model import EventReport, Knowledge
-from extproc.index import MAX_ADAPTERS, Change, Index
+from extproc.index import GUESSES, MAX_ADAPTERS, Change, Index
 from extproc.index.memory import SHARDS
 
 CHAIN = tuple(xxh3_64_intdigest(b"%d" % i) for i in range(1600))
@@ -170,6 +171,24 @@ async def test_writers_of_one_instance(index: Index) -> None:
     assert await index.match("pool", CHAIN) == {"a": 2}
     await index.apply([Change("pool", "a", forget=True)])
     assert await index.match("pool", CHAIN) == {"a": 1}
+
+
+async def test_guesses_end_with_the_instances_own_word(index: Index) -> None:
+    """What routers noted beside an instance's own writer is matched, not counted, and gone when that writer forgets the
+    instance; each router hears of it with its next write, and begins anew."""
+    noted = [Change("pool", "a", add=CHAIN[5:9], writer=f"{GUESSES}{n}") for n in (1, 2)]
+    await index.apply([Change("pool", "a", add=CHAIN[:5]), *noted, Change("pool", "b", add=CHAIN[5:7], writer="~1")])
+    assert await index.match("pool", CHAIN[5:]) == {"a": 4, "b": 2}
+    assert await index.sizes("pool") == {"a": 5}
+    await index.apply([Change("pool", "a", forget=True, add=CHAIN[:5])])
+    assert await index.match("pool", CHAIN[5:]) == {"b": 2}
+    for n in (1, 2):
+        with pytest.raises(IndexLost) as error:
+            await index.apply([Change("pool", "a", add=CHAIN[9:10], writer=f"{GUESSES}{n}")])
+        assert (error.value.pool, error.value.instances) == ("pool", {"a"})
+        await index.apply([Change("pool", "a", forget=True, add=CHAIN[5:6], writer=f"{GUESSES}{n}")])
+        await index.apply([Change("pool", "a", add=CHAIN[6 : 6 + n], writer=f"{GUESSES}{n}")])
+    assert await index.match("pool", CHAIN[5:]) == {"a": 3, "b": 2}
 
 
 async def test_sizes(index: Index) -> None:

@@ -90,7 +90,7 @@ def recorded(*paths: str) -> Iterator[Any]:
     for recording in RECORDINGS:
         with gzip.open(recording, "rt", encoding="utf-8") as file:
             for line in map(json.loads, file):
-                if line["kind"] == "request" and line["path"] in paths:
+                if line["kind"] == "request" and line.get("path") in paths:
                     yield line
 
 

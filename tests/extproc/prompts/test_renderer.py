@@ -115,7 +115,7 @@ def test_recorded_prompts_render_to_the_engines_bytes(path: Path, renderer: Rend
     """Every chat that a real vLLM (0.11 to 0.32) tokenised renders to the bytes of its token ids. No exceptions: even
     requests that were refused for other reasons (an empty `tools`, a template of their own) have recorded ids."""
     for line in lines(path):
-        if line["kind"] != "request" or line["path"] != CHAT or not line.get("prompt_token_ids"):
+        if line["kind"] != "request" or line.get("path") != CHAT or not line.get("prompt_token_ids"):
             continue
         body = bytes.fromhex(line["raw_body_hex"]) if line.get("raw_body_hex") else json.dumps(line["body"]).encode()
         prompt = renderer.render(apis.parse(line["path"], body))

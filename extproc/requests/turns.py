@@ -1,0 +1,69 @@
+"""What tells one conversation with media from another: a key for each reply, which says what that reply answered.
+
+Whoever was sent the same messages with the same media, up to a reply, has answered them. Only what a model reads
+counts: roles, texts, media and calls, however a client writes them; not the markers that it moves from turn to turn,
+nor thoughts that it may drop. Refuses to know templates, tokens and instances.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from xxhash import xxh3_64_intdigest
+
+from extproc.requests.media import Medium
+
+# What a medium counts for, in bytes of text: about 500 tokens. Models make 250 to 2,500 tokens of an image; one that
+# counted for nothing would make a session of screenshots look short, and its instance idle.
+MEDIUM_BYTES = 2048
+
+Message = Mapping[str, Any]
+
+
+class Turn(NamedTuple):
+    """One reply: the key of all that stands before it, and the bytes up to its end, about."""
+
+    key: int
+    end: int
+
+
+def turns(messages: Sequence[Message], seed: int, head: bytes = b"") -> list[Turn]:
+    """Of each reply behind the first medium, and last of the whole, which the next reply answers; nothing without
+    media. `seed` tells whose they are, `head` the prompt up to the first medium, with its tools."""
+    if not any(map(_media, messages)):
+        return []
+    found: list[Turn] = []
+    seed = xxh3_64_intdigest(head, seed)
+    end, media = 0, 0
+    for message in messages:
+        key = seed
+        pieces = list(_pieces(message))
+        counted = _media(message)
+        seed = xxh3_64_intdigest(b"".join(b"%d:%b" % (len(piece), piece) for piece in pieces), seed)
+        end += sum(map(len, pieces)) + counted * MEDIUM_BYTES
+        if media and message["role"] == "assistant":
+            found.append(Turn(key, end))
+        media += counted
+    return [*found, Turn(seed, end)]
+
+
+def media_bytes(messages: Sequence[Message]) -> int:
+    """What the media of these messages count for."""
+    return MEDIUM_BYTES * sum(map(_media, messages))
+
+
+def _media(message: Message) -> int:
+    content = message["content"]
+    return 0 if isinstance(content, str) else sum(isinstance(part, Medium) for part in content)
+
+
+def _pieces(message: Message) -> Iterator[bytes]:
+    yield message["role"].encode()
+    content = message["content"]
+    for part in [{"text": content}] if isinstance(content, str) else content:
+        yield part.digest if isinstance(part, Medium) else str(part.get("text") or "").encode()
+    for call in message.get("tool_calls") or ():
+        function = call["function"]
+        yield json.dumps([function.get("name"), function.get("arguments")], ensure_ascii=False).encode()
