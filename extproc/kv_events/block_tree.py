@@ -55,6 +55,15 @@ class Run:
         return self.ends[count - 1] if count else self.start
 
 
+def held_behind(run: Run, position: int) -> Iterator[int]:
+    """Hashes of the blocks that stand directly behind a block and have copies."""
+    if position + 1 < len(run.hashes) and run.copies[position + 1]:
+        yield run.hashes[position + 1]
+    for fork in run.forks.get(position, ()):
+        if fork.copies[0]:
+            yield fork.hashes[0]
+
+
 class Forest:
     """The runs of one instance."""
 

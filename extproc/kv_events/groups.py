@@ -85,18 +85,20 @@ class Group:
             self._link(hash_, block, before)
         return block.copies == 1
 
-    def remove(self, hash_: int) -> bool:
-        """Count a copy less; whether it was the last."""
+    def copies(self, hash_: int) -> int:
+        """Copies of a block that it holds."""
         block = self._blocks.get(hash_)
-        if block is None or not block.copies:
-            return False
-        block.copies -= 1
-        if block.copies:
-            return False
-        self._unlink(hash_, block)
-        if not block.after:
-            self._blocks.pop(hash_, None)
-        return True
+        return 0 if block is None else block.copies
+
+    def count(self, hash_: int, copies: int) -> bool:
+        """It holds so many copies of a block that it held before; whether that is none, or none was before."""
+        block = self._blocks.setdefault(hash_, _Block())
+        before, block.copies = block.copies, copies
+        if not copies:
+            self._unlink(hash_, block)
+            if not block.after:
+                self._blocks.pop(hash_, None)
+        return bool(before) != bool(copies)
 
     def streak(self, hash_: int, last: Place) -> int:
         """How many blocks in a row it holds up to this one, at most as many as it needs; 0 if it does not hold it.

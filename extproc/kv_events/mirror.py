@@ -4,8 +4,9 @@ A block's text continues its parent's, so each engine block completes certain pr
 while some *usable* engine block completes it: two prompts may reach the same bytes through different tokens.
 
 What is usable:
-- Copies are counted: engines store a block twice and remove each copy. A block without a copy ends every prompt that
-  runs through it; what hangs behind it is unreachable, is not held, and returns when the block is stored again.
+- Copies are counted: engines store a block twice and remove each copy, or only say so of the last (`removals.py`). A
+  block without a copy ends every prompt that runs through it; what hangs behind it is unreachable, is not held, and
+  returns when the block is stored again.
   (vLLM's `kv_cache_report_mode=full` announces reused blocks as stored: such counts are too high until a clear.)
 - A block whose parent is unknown is left out, with all that follows it. Hence a mirror that starts in the middle of an
   engine's life, or anew after `forget`, holds part of the truth and never more than it.
@@ -25,10 +26,11 @@ from typing import Protocol
 from extproc.base import blocks
 from extproc.base.errors import UnknownToken
 from extproc.index import MAX_ADAPTERS
-from extproc.kv_events.block_tree import Forest, Run
+from extproc.kv_events.block_tree import Forest, Run, held_behind
 from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
 from extproc.kv_events.groups import ELSEWHERE, Group, Groups
+from extproc.kv_events.removals import Removals
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
 # that seems to hold more does not report what it removes.
@@ -69,6 +71,7 @@ class Mirror:
         self._size = prompt_block_bytes
         self._adapters: dict[str, None] = {}  # names of the LoRA adapters seen; what was stored last is last
         self._adapters_told = True  # whether the last delta had them all
+        self._removals = Removals()
         self._ignored: Counter[str] = Counter()
         self.forget()
 
@@ -91,6 +94,7 @@ class Mirror:
     def _clear(self) -> None:
         self._forest = Forest(self._size)
         self._groups.clear()
+        self._removals.clear()
         self._claims = Claims(self._forest, self._groups, self._size)
         self._forgot = True
         self._adapters_told = not self._adapters
@@ -168,6 +172,7 @@ class Mirror:
         for block in event.hashes:
             if group.store(block, before):
                 self._claims.regroup(group, block)
+            self._removals.stored((event.group, block))
             before = block
 
     def _store_trunk(self, event: Stored) -> None:
@@ -185,7 +190,8 @@ class Mirror:
         while done < len(hashes) and (known := self._forest.find(hashes[done])) is not None:
             if self._forest.previous(*known) != behind:
                 raise UnusableEvents("contradiction", f"block {hashes[done]:x} behind another block than before")
-            self._add_copy(*known)
+            self._count(event.group, hashes[done], known[0].copies[known[1]] + 1)
+            self._removals.stored((event.group, hashes[done]))
             behind = known
             done += 1
         until = len(hashes) if event.plain is None else min(event.plain, len(hashes))
@@ -213,27 +219,39 @@ class Mirror:
             except UnknownToken:
                 return
 
-    def _add_copy(self, run: Run, position: int) -> None:
-        run.copies[position] += 1
-        if run.copies[position] == 1:
-            self.blocks += 1
-            self._claims.came(run, position)
-
     def _remove(self, event: Removed) -> None:
-        group = self._groups.get(event.group)
-        if group is not None:
-            for block in event.hashes:
-                if group.remove(block):
-                    self._claims.regroup(group, block)
-        elif event.group == self._groups.trunk:
-            for block in event.hashes:
-                if (found := self._forest.find(block)) is not None:
-                    self._remove_copy(*found)
+        for hash_ in event.hashes:
+            block = (event.group, hash_)
+            if self._removals.shows_each(block) and not self._copies(*block):
+                self._turn()
+            if copies := self._copies(*block):
+                self._count(*block, self._removals.left(block, copies))
 
-    def _remove_copy(self, run: Run, position: int) -> None:
-        if not run.copies[position]:
-            return
-        run.copies[position] -= 1
-        if not run.copies[position]:
-            self.blocks -= 1
-            self._claims.left(run, position)
+    def _turn(self) -> None:
+        """Removals mean something else than believed."""
+        for block, copies in self._removals.turn().items():
+            self._count(*block, copies)
+
+    def _copies(self, number: int, hash_: int) -> int:
+        """Copies of a block that a group holds."""
+        if (group := self._groups.get(number)) is not None:
+            return group.copies(hash_)
+        found = self._forest.find(hash_) if number == self._groups.trunk else None
+        return 0 if found is None else found[0].copies[found[1]]
+
+    def _count(self, number: int, hash_: int, copies: int) -> None:
+        """A group holds so many copies of a block that it held before."""
+        if (group := self._groups.get(number)) is not None:
+            if group.count(hash_, copies):
+                self._claims.regroup(group, hash_)
+        elif (found := self._forest.find(hash_)) is not None:
+            run, position = found
+            before, run.copies[position] = run.copies[position], copies
+            if copies and not before:
+                self.blocks += 1
+                self._claims.came(run, position)
+            elif before and not copies:
+                self.blocks -= 1
+                self._claims.left(run, position)
+                if self._removals.shows_last_only((number, behind) for behind in held_behind(run, position)):
+                    self._turn()

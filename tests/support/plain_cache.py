@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -54,6 +55,7 @@ class PlainCache:
         self.texts: dict[int, bytes] = {}
         self.tokens: dict[int, list[int]] = {}
         self.copies: dict[int, Counter[int]] = {group: Counter() for group in self.groups}
+        self.doubts: set[int] = set()  # blocks of group 0 that were removed since they were stored last
 
     def apply(self, event: Event) -> None:
         if isinstance(event, Cleared):
@@ -63,12 +65,24 @@ class PlainCache:
         elif isinstance(event, Removed):
             for block in event.hashes:
                 self.copies[event.group] -= Counter([block])
+                if event.group == 0:
+                    self.doubts.add(block)
             if self.drops:
                 self._drop_what_nothing_hangs_on()
         elif event.group == 0:
             self._store(event)
         else:
             self.copies[event.group] += Counter(event.hashes)
+
+    def is_of_another_kind(self, event: Event) -> bool:
+        """Whether only an engine that announces removals of last copies would send this (`removals.py`)."""
+        copy, removed = deepcopy(self), event.hashes if isinstance(event, Removed) and event.group == 0 else ()
+        for block in removed:
+            copy.apply(Removed([block]))
+            behind = [child for child, parent in copy.parents.items() if parent == block]
+            if not copy.copies[0][block] and any(copy.copies[0][child] and child in copy.doubts for child in behind):
+                return True
+        return False
 
     def _store(self, event: Stored) -> None:
         if event.parent is not None and event.parent not in self.parents:
@@ -82,6 +96,7 @@ class PlainCache:
                 self.tokens[block] = [*([] if parent is None else self.tokens[parent]), *tokens]
                 self.texts[block] = (root + b"|" if parent is None else self.texts[parent]) + Text().decode(tokens)
             self.copies[0][block] += 1
+            self.doubts.discard(block)
             parent = block
 
     def _drop_what_nothing_hangs_on(self) -> None:

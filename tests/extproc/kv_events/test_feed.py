@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import given, settings
@@ -15,6 +16,7 @@ from extproc.base.model import Knowledge
 from extproc.kv_events.engines import Batch, Tier, vllm
 from extproc.kv_events.feed import Feed
 from extproc.kv_events.mirror import Mirror
+from extproc.kv_events.removals import Removals
 from tests.support.plain_cache import POOL, SIZE, PlainCache, Text
 
 
@@ -80,6 +82,7 @@ STEPS = [
 ]  # fmt: skip
 
 
+@patch.object(Removals, "shows_last_only", lambda *_: False)  # this engine announces each copy
 @settings(deadline=None, max_examples=400)
 @given(
     st.booleans(),
