@@ -43,7 +43,7 @@ docs: $(READY) ## write again the parts of docs/ that are made from code
 	@$(BIN)/python -m tools.pages
 
 bench: $(READY) ## run every benchmark; they print tables and assert nothing
-	@for name in prompt policies index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
+	@for name in start prompt policies index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
 dist: $(READY) ## build the wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

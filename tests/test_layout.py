@@ -46,7 +46,6 @@ ELSEWHERE: Final = {
         "extproc/base/headers.py",
         "extproc/base/metrics.py",
         "extproc/base/model.py",
-        "extproc/config/settings.py",
         "extproc/kv_events/actions.py",
         "extproc/processor/messages.py",
     ],
@@ -100,7 +99,6 @@ ELSEWHERE: Final = {
     "tests/extproc/prompts/test_recorded_apis.py (a case is a request)": ["extproc/requests/*.py"],
     "tests/extproc/routing/policies (the laws and worked numbers)": ["extproc/routing/policies/*.py"],
     "tests/extproc/routing/test_router.py (only the router uses them)": [],
-    "tests/extproc/config/test_config.py (the route's settings are read from the YAML)": ["extproc/routing/route.py"],
     "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py"],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [
         "loadgen/engine/clock.py",

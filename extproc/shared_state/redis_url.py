@@ -61,6 +61,11 @@ def without_secrets(url: str) -> str:
     return f"{scheme}://{shown}"
 
 
+def has_secret(url: str) -> bool:
+    """Whether others should not see the URL."""
+    return "@" in url or "password=" in url
+
+
 def _taken_apart(url: str) -> SplitResult:
     """Raises ConfigError where a part is not what its place says; the cause could show a secret, and is not told."""
     try:

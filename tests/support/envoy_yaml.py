@@ -86,6 +86,13 @@ def inspect(yaml: Yaml, directory: Path) -> Report:
     return config.inspect(write(yaml, directory))
 
 
+def read(yaml: Yaml, directory: Path) -> config.Settings:
+    """Its settings; there must be no errors in it."""
+    report = inspect(yaml, directory)
+    assert report.settings is not None, report.render()
+    return report.settings
+
+
 def path_of(problem: Problem) -> str:
     """The path in a problem's place, without file and line."""
     return problem.place.partition(" ")[2]

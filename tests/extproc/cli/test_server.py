@@ -56,6 +56,17 @@ def test_where_the_index_comes_from(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert run("--index", "redis://line/0") == (0, "redis://line/0")
 
 
+def test_a_password_on_the_command_line_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """There every user of the machine can read it; elsewhere none can."""
+    run("--index", "redis://line/0")
+    (tmp_path / "index").write_text("redis://:geheim@file/0")
+    run("--index-file", str(tmp_path / "index"))
+    assert "--index-file" not in caplog.text
+    run("--index", "redis://:geheim@line/0")
+    assert "use --index-file or SMETRIC_INDEX" in caplog.text
+    assert "geheim" not in caplog.text
+
+
 def test_how_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """1 where something is refused, 2 where a file cannot be read, and the file is named."""
     assert run(refusal="the port is taken") == (1, "memory://")

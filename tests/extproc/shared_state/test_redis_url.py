@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.base.errors import ConfigError
 from extproc.index.open import open_index
-from extproc.shared_state.redis_url import RedisUrl, parse, without_secrets
+from extproc.shared_state.redis_url import RedisUrl, has_secret, parse, without_secrets
 
 
 def refusal(judge: Callable[[str], object], url: str) -> str:
@@ -92,6 +92,13 @@ def test_no_password_reaches_a_message(password: str, tail: str) -> None:
         url = f"redis://user:geheim{form}geheim@h:1{tail}"
         assert "geheim" not in without_secrets(url) + refusal(parse, url)
     assert not refusal(parse, url)
+
+
+def test_which_urls_are_secret() -> None:
+    """Those that hold who we are."""
+    assert has_secret("redis://:geheim@h")
+    assert has_secret("redis://h?password=geheim")
+    assert not has_secret("redis://h:6379/0?namespace=a")
 
 
 def test_what_may_be_logged() -> None:

@@ -43,8 +43,9 @@ def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Parts]:
         for engine in (*engines, stranger):
             stack.callback(engine.stop)
             engine.start()
-        redis = stack.enter_context(redis_server(WHEEL))
-        replica = stack.enter_context(redis_server(WHEEL, "--replicaof", "127.0.0.1", str(redis.port)))
+        files = ("--dir", str(directory))  # of what is copied to the replica
+        redis = stack.enter_context(redis_server(WHEEL, *files))
+        replica = stack.enter_context(redis_server(WHEEL, *files, "--replicaof", "127.0.0.1", str(redis.port)))
         rights = RIGHTS.format("smetric").split()
         for user, less in (("router", ""), ("narrow", "-evalsha"), ("reader", "-hset"), ("deaf", "resetchannels")):
             assert redis.send("ACL", "SETUSER", user, "on", ">geheim", *rights, *less.split()) == b"+OK\r\n"
