@@ -63,7 +63,6 @@ ELSEWHERE: Final = {
     "tests/extproc/app/test_process.py (the process)": [
         "extproc/__main__.py",
         "extproc/app/*.py",
-        "extproc/admin/http.py",
     ],
     "tests/extproc/cli/test_command_line.py (its entry point)": ["extproc/cli/__init__.py"],
     "tests/loadgen/test_cli.py (every command)": ["loadgen/__main__.py", "loadgen/commands/*.py"],

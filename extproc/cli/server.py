@@ -36,7 +36,9 @@ def run(arguments: argparse.Namespace, options_of: Callable[[argparse.Namespace,
         options = options_of(arguments, index_url(arguments))
         settings = config.load(arguments.envoy_yaml)
         if arguments.index is not None and has_secret(arguments.index):
-            _log.warning("every user of this machine can read the password in --index: use --index-file or SMETRIC_INDEX")
+            _log.warning(
+                "every user of this machine can read the password in --index: use --index-file or SMETRIC_INDEX"
+            )
         shortage = descriptors.shortage(settings, descriptors.raise_limit())
         if shortage is not None:
             _log.warning(shortage)

@@ -31,7 +31,6 @@ def test_the_shipped_configuration_means_what_its_comments_say() -> None:
     assert pool.endpoints == tuple(Endpoint(f"engine-{n}", 8000, events, replay, Role.BOTH, 1) for n in range(4))
 
 
-
 def test_a_missing_file_is_an_os_error(tmp_path: Path) -> None:
     """The command line tells it from a bad file by its exit status."""
     with pytest.raises(OSError, match="nothing"):
