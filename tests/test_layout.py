@@ -134,7 +134,6 @@ ELSEWHERE: Final = {
     "tests/loadgen/simulation/test_cluster.py (a scenario runs them)": [
         "loadgen/simulation/checks.py",
         "loadgen/simulation/run_info.py",
-        "loadgen/simulation/workload.py",
     ],
     "tests/loadgen/stack/test_stack.py (real processes)": ["loadgen/stack/*.py"],
     "tests/loadgen/study/test_study.py (a study as a whole)": ["loadgen/study/*.py"],

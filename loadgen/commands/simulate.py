@@ -19,15 +19,16 @@ from loadgen.commands.options import add_service_level, service_level
 from loadgen.engine.timing import PROFILES as MODELS
 from loadgen.results.measures import Measures, Quantiles, measure, shown
 from loadgen.results.records import CSV, RunWriter, export_csv
-from loadgen.simulation.scenario import Fetch, IndexView, Layout, Scenario
+from loadgen.simulation.scenario import Arrivals, Fetch, IndexView, Layout, Scenario
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.trace import Dispatch
 from loadgen.workloads.traces import TraceError
 
 DESCRIPTION = """\
 Simulate a cluster: the product's own router, policies, loads and index before modelled vLLM instances, on a virtual
-clock. WORKLOAD is a profile of `generate`, or a trace that `study` reads, whose sessions are resampled to --rate.
-Requests that no instance's cache could hold are left out.
+clock. WORKLOAD is a profile of `generate`, or a trace that `study` reads. A trace runs as it was recorded: its
+arrivals, its bursts, its rate; with --rate its sessions are sampled instead, at random. Requests that no instance's
+cache could hold are left out, and counted.
 
 The cluster runs for --warmup seconds, which fill its caches and are not counted, then for --measure seconds. Equal
 arguments give equal results. OUT gets run.json and requests.jsonl, a row a request, warm-up included; `report OUT...`
@@ -38,7 +39,8 @@ examples:
   python -m loadgen simulate paper-trace-1 --policy smetric --rate 5
   python -m loadgen simulate paper-trace-1 --policy bailian --option weight=0.8 --rate 5 --out out/bailian
   python -m loadgen simulate paper-trace-1 --rate 5 --global-ratio 0 --index routed
-  python -m loadgen simulate trace.jsonl --rate 3 --dispatch trace --instances 16
+  python -m loadgen simulate trace.jsonl --instances 16
+  python -m loadgen simulate trace.jsonl --rate 3 --instances 16
   python -m loadgen simulate paper-trace-1 --layout disaggregated --rate 8
 """
 
@@ -61,17 +63,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the router sent where (%(default)s)",
     )
     load = parser.add_argument_group("load")
-    load.add_argument("--rate", type=float, default=default.rate, metavar="X", help="requests a second (%(default)s)")
+    load.add_argument(
+        "--rate", type=float, metavar="X", help=f"requests a second ({default.rate:g}; of a trace: as recorded)"
+    )
     load.add_argument("--seed", type=int, default=default.seed, help="(%(default)s)")
     load.add_argument(
         "--dispatch",
         type=Dispatch,
         choices=list(Dispatch),
-        default=default.dispatch,
-        help="follow-ups: a gap after the parent's end, or at their time in the trace (%(default)s)",
+        help="follow-ups: a gap after the parent's end, or at their time in the trace "
+        f"({default.dispatch}; as recorded: {Dispatch.TRACE})",
     )
-    load.add_argument("--warmup", type=float, default=default.warmup_s, metavar="S", help="(%(default)s)")
-    load.add_argument("--measure", type=float, default=default.measure_s, metavar="S", help="(%(default)s)")
+    load.add_argument(
+        "--warmup",
+        type=float,
+        metavar="S",
+        help=f"({default.warmup_s:g}; as recorded: a third of the trace at most)",
+    )
+    load.add_argument("--measure", type=float, metavar="S", help=f"({default.measure_s:g}; as recorded: the rest)")
     cluster = parser.add_argument_group("cluster")
     cluster.add_argument("--instances", type=int, default=default.instances, metavar="N", help="(%(default)s)")
     cluster.add_argument("--model", default=default.model, choices=list(MODELS), help="on which GPU (%(default)s)")
@@ -103,12 +112,12 @@ def run(args: argparse.Namespace) -> int:
     asked = scenario(args)
     started = time.monotonic()
     try:
-        trace = simulation.workload(asked)
+        prepared = simulation.prepared(asked)
         with _progress(asked) as tell:
-            rows = simulation.simulate(asked, trace, progress=tell)
+            rows = simulation.simulate(asked, prepared.trace, progress=tell)
     except (TraceError, ValueError, OSError) as error:
         raise CommandError(str(error)) from error
-    info = simulation.info(asked, rows)
+    info = simulation.info(asked, rows, prepared.left_out)
     info.wall_s = time.monotonic() - started
     measured = measure(rows, info)
     if not measured.requests:
@@ -123,18 +132,19 @@ def run(args: argparse.Namespace) -> int:
     except OSError as error:
         raise CommandError(f"{error.filename or args.out}: {error.strerror}") from error
     console = Console(soft_wrap=True)
-    for line in _summary(asked, measured, info.wall_s):
+    for line in _summary(asked, measured, prepared.left_out, info.wall_s):
         console.print(line, highlight=False, markup=False)
     return 0
 
 
 def scenario(args: argparse.Namespace) -> Scenario:
     """The scenario that the options describe. Raises CommandError where it cannot be simulated."""
+    default = Scenario()
+    drawn = {"rate": args.rate, "dispatch": args.dispatch, "warmup_s": args.warmup, "measure_s": args.measure}
     asked = Scenario(
         policy=args.policy,
         options=_options(args.policy, args.option),
         workload=args.workload,
-        rate=args.rate,
         seed=args.seed,
         instances=args.instances,
         model=args.model,
@@ -144,19 +154,19 @@ def scenario(args: argparse.Namespace) -> Scenario:
         fetch=args.fetch,
         fetch_gbps=args.fetch_gbps,
         layout=args.layout,
-        dispatch=args.dispatch,
         index=args.index,
-        warmup_s=args.warmup,
-        measure_s=args.measure,
         slo=service_level(args),
+        **{name: getattr(default, name) if value is None else value for name, value in drawn.items()},
     )
     try:
         simulation.check(asked)
+        if args.workload in PROFILES or args.rate is not None:
+            return asked
+        return simulation.as_recorded(asked, warmup_s=args.warmup, measure_s=args.measure, dispatch=args.dispatch)
     except simulation.UnfitValue as error:
         raise CommandError(f"{_option(error.field, error.value)}: {error.expected}") from error
-    except simulation.ImpossibleScenario as error:
+    except (simulation.ImpossibleScenario, TraceError) as error:
         raise CommandError(str(error)) from error
-    return asked
 
 
 def _option(field: str, value: object) -> str:
@@ -185,10 +195,18 @@ def _options(policy: str, given: list[str]) -> dict[str, float]:
     return options
 
 
-def _summary(asked: Scenario, found: Measures, wall_s: float) -> Iterator[str]:
+def _summary(asked: Scenario, found: Measures, left_out: simulation.LeftOut, wall_s: float) -> Iterator[str]:
     reasons = ", ".join(f"{reason} {count}" for reason, count in found.reasons.items())
     ttft, tpot = found.ttft, found.tpot
-    yield f"policy          {simulation.label(asked)}, seed {asked.seed}, {asked.rate:g} requests/s offered"
+    how = "as recorded" if asked.arrivals is Arrivals.RECORDED else "offered"
+    yield f"policy          {simulation.label(asked)}, seed {asked.seed}, {asked.rate:.4g} requests/s {how}"
+    if left_out.requests:
+        yield (
+            f"left out        {left_out.requests:.1%} of the requests, {left_out.tokens:.1%} of the tokens: "
+            "no instance's cache holds them"
+        )
+    if off := simulation.off(asked.rate, found.requests_per_s):
+        yield f"arriving        {found.requests_per_s:.3g} requests/s in the window: {off:+.0%} against that"
     yield f"requests        {found.requests} in {asked.measure_s:g} s, {found.failed} unfinished; {reasons}"
     share, local, fetched, first = (
         shown(100 * value, "{:.1f} %") for value in (found.slo_share, found.local, found.fetched, found.sticky_first)

@@ -16,10 +16,12 @@ from extproc.routing.policies import registry
 from loadgen import simulation
 from loadgen.command_error import CommandError
 from loadgen.results.records import Slo
-from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.scenario import Arrivals, Scenario
 from loadgen.simulation.sweeps import sweep
 from loadgen.simulation.sweeps.progress import progress
-from loadgen.simulation.sweeps.table import WIDE, tables
+from loadgen.simulation.sweeps.table import WIDE, notes, tables
+from loadgen.workloads.profiles import PROFILES
+from loadgen.workloads.traces import TraceError
 
 DESCRIPTION = """\
 Simulate every combination of rates, policies, provisionings, seeds and whatever else is --set, over all cores.
@@ -38,7 +40,9 @@ examples:
 
 _TYPES = typing.get_type_hints(Scenario)
 _SLO = {f"slo.{field.name}": field.name for field in fields(Slo)}
-_SETTABLE = [f.name for f in fields(Scenario) if f.name not in {"policy", "options", "rate", "seed", "slo"}] + [*_SLO]
+_SETTABLE = [
+    f.name for f in fields(Scenario) if f.name not in {"policy", "options", "rate", "seed", "slo", "arrivals"}
+] + [*_SLO]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -52,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"repeatable ({default.policy}); of {', '.join(registry.names())}",
     )
     parser.add_argument(
-        "--rate", default=f"{default.rate:g}", metavar="X[,X...]", help="requests a second (%(default)s)"
+        "--rate", metavar="X[,X...]", help=f"requests a second ({default.rate:g}; of a trace: as recorded)"
     )
     parser.add_argument(
         "--global-ratio",
@@ -77,6 +81,8 @@ def run(args: argparse.Namespace) -> int:
     if args.seeds < 1 or (args.jobs is not None and args.jobs < 1):
         raise CommandError("--seeds and --jobs: a positive number is needed")
     asked = scenarios(args.policy or [Scenario().policy], args.rate, args.global_ratio, args.seeds, args.sets)
+    if any(scenario.arrivals is Arrivals.RECORDED for scenario in asked) and args.seeds > 1:
+        _say("as recorded there is one sample: no seeds, no intervals; --rate draws sessions from the trace")
     try:
         with progress(len(asked)) as advance:
             results = sweep.run(asked, args.out / sweep.FILE, jobs=args.jobs, progress=advance)
@@ -87,6 +93,8 @@ def run(args: argparse.Namespace) -> int:
         console = Console(soft_wrap=True, width=WIDE)
     for table in tables(results):
         console.print(table)
+    for note in notes(results):
+        console.print(note, highlight=False, markup=False)
     console.print(f"{len(results)} simulations in {args.out / sweep.FILE}", highlight=False)
     failed = [result for result in results if result.error]
     for result in failed[:3]:
@@ -96,10 +104,16 @@ def run(args: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def scenarios(policies: Sequence[str], rates: str, ratios: str, seeds: int, sets: Sequence[str]) -> list[Scenario]:
-    """All combinations, those of one trace together. Raises CommandError for what cannot be read."""
+def scenarios(
+    policies: Sequence[str], rates: str | None, ratios: str, seeds: int, sets: Sequence[str]
+) -> list[Scenario]:
+    """All combinations, those of one trace together. Raises CommandError for what cannot be read.
+
+    Without rates, a recording runs as it was recorded, once: it is the same whatever the seed.
+    """
     chosen = [_policy(text) for text in policies]
-    grid = {"rate": _values("rate", rates, "--rate"), "global_ratio": _values("global_ratio", ratios, "--global-ratio")}
+    grid = {} if rates is None else {"rate": _values("rate", rates, "--rate")}
+    grid["global_ratio"] = _values("global_ratio", ratios, "--global-ratio")
     for text in sets:
         name, given, values = text.partition("=")
         if not given or name not in _SETTABLE:
@@ -108,7 +122,8 @@ def scenarios(policies: Sequence[str], rates: str, ratios: str, seeds: int, sets
     found = []
     for combination, seed in itertools.product(itertools.product(*grid.values()), range(seeds)):
         base = _with(dict(zip(grid, combination, strict=True)), seed)
-        found += [replace(base, policy=policy, options=options) for policy, options in chosen]
+        if seed == 0 or base.arrivals is Arrivals.DRAWN:
+            found += [replace(base, policy=policy, options=options) for policy, options in chosen]
     _check(found)
     return found
 
@@ -163,4 +178,15 @@ def _with(chosen: Mapping[str, object], seed: int) -> Scenario:
     slo = {_SLO[name]: value for name, value in chosen.items() if name in _SLO}
     rest = {name: value for name, value in chosen.items() if name not in _SLO}
     base = Scenario(seed=seed)
-    return replace(base, **rest, slo=replace(base.slo, **slo))  # type: ignore[arg-type]  # converted to the field's type
+    base = replace(base, **rest, slo=replace(base.slo, **slo))  # type: ignore[arg-type]  # converted to the field's type
+    if "rate" in chosen or base.workload in PROFILES or not Path(base.workload).exists():
+        return base
+    given = {name: rest[name] for name in ("warmup_s", "measure_s", "dispatch") if name in rest}
+    try:
+        return simulation.as_recorded(base, **given)  # type: ignore[arg-type]  # as above
+    except (simulation.ImpossibleScenario, TraceError) as error:
+        raise CommandError(f"--set workload={base.workload}: {error}") from error
+
+
+def _say(text: str) -> None:
+    Console(stderr=True, soft_wrap=True).print(f"loadgen: {text}", highlight=False, markup=False)

@@ -10,10 +10,12 @@ from pathlib import Path
 import msgspec
 
 from loadgen.report.material import Group, Material, Point, Trail
-from loadgen.results.measures import HALF_MINUTE, MINUTE, imbalances, load_measures, loads, measure
+from loadgen.results.measures import HALF_MINUTE, MINUTE, Measures, imbalances, load_measures, loads, measure
 from loadgen.results.records import ROWS, RUN, Row, RunInfo, Slo, read_info
+from loadgen.simulation.run_info import off
 from loadgen.simulation.scenario import Scenario
 from loadgen.simulation.sweeps import sweep
+from loadgen.simulation.sweeps.table import notes as about
 
 _AXES = frozenset({"policy", "options", "rate", "seed", "global_ratio", "slo"})  # fields that do not set groups apart
 
@@ -78,6 +80,7 @@ def _sweep(path: Path, notes: list[str]) -> Iterator[Point]:
     failed = [result for result in results if result.measures is None]
     if failed:
         notes.append(f"{path}: {len(failed)} of {len(results)} simulations failed, the first with: {failed[0].error}")
+    notes += [f"{path}: {note}" for note in about(results)]
     contents = {result.scenario.workload: result.content for result in results}  # the last of each
     for workload, content in contents.items():
         edited = [r for r in results if r.scenario.workload == workload and r.content != content]
@@ -119,6 +122,7 @@ def _run(path: Path, notes: list[str]) -> Point:
         measures = measure(rows, info)
     except ValueError as error:
         raise Unreadable(f"{path / RUN}: window: {error}") from error
+    notes += [f"{path}: {note}" for note in _odd(info, measures)]
     start, end = info.window
     due = [row for row in rows if start <= row.due_s < end]
     facts = {name: _text(value) for name, value in info.settings.items()}
@@ -136,6 +140,22 @@ def _run(path: Path, notes: list[str]) -> Point:
         measures=measures,
         trail=_trail(rows, due, info),
     )
+
+
+def _odd(info: RunInfo, measures: Measures) -> Iterator[str]:
+    """What a simulation was that was not asked for; a replay says it of itself."""
+    if info.kind != "simulate":
+        return
+    requests, tokens = (float(info.settings.get(f"left_out_{name}") or 0.0) for name in ("requests", "tokens"))
+    if requests:
+        yield (
+            f"{requests:.1%} of the requests, {tokens:.1%} of the tokens, are left out: no instance's cache holds them"
+        )
+    if share := off(info.rate, measures.requests_per_s):
+        yield (
+            f"{measures.requests_per_s:.3g} requests a second arrive in the window, {share:+.0%} against the "
+            f"{info.rate:.4g} that were offered"
+        )
 
 
 def _trail(rows: Sequence[Row], due: Sequence[Row], info: RunInfo) -> Trail:

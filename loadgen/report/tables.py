@@ -109,7 +109,7 @@ def _peaks(group: Group) -> Table:
             against = ""
             if base is not None and label != first:
                 difference = margin(curve, base)
-                against = number("+.1%")(difference) + ("" if difference.clear or difference.n < 2 else " (noise)")
+                against = number("+.1%")(difference) + (" (noise)" if difference.noise else "")
             ratio = "-" if math.isnan(case.ratio) else f"{case.ratio:g}"
             rows.append([label, ratio, number(".0f")(value), f"{rate:g}", str(value.n), against])
     return Table("Maximum output tokens a second within SLO", header, rows)

@@ -11,6 +11,9 @@ from statistics import NormalDist, fmean, stdev
 _T95 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622, 2.2281)
 
 
+PAIRS = 3  # values that an interval needs: the spread of two is known to a factor of twelve
+
+
 @dataclass(frozen=True, slots=True)
 class Interval:
     """A mean and half the width of its 95 % confidence interval: nan for a single value, which tells of no spread."""
@@ -31,6 +34,11 @@ class Interval:
     def clear(self) -> bool:
         """Whether zero lies outside: for a difference, whether it is more than noise."""
         return self.low > 0 or self.high < 0
+
+    @property
+    def noise(self) -> bool:
+        """Whether a difference says nothing: zero is within, or fewer values than PAIRS, whose interval is a guess."""
+        return self.n > 0 and (self.n < PAIRS or not self.clear)
 
 
 def mean_ci(values: Iterable[float]) -> Interval:

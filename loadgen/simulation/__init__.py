@@ -16,18 +16,22 @@ from __future__ import annotations
 
 from loadgen.simulation.checks import UnfitValue, check
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario, simulate
-from loadgen.simulation.run_info import idle, info, label
-from loadgen.simulation.workload import content, workload
+from loadgen.simulation.run_info import idle, info, label, off
+from loadgen.simulation.workload import LeftOut, as_recorded, content, prepared, workload
 
 __all__ = [
     "DRAIN_S",
     "ImpossibleScenario",
+    "LeftOut",
     "UnfitValue",
+    "as_recorded",
     "check",
     "content",
     "idle",
     "info",
     "label",
+    "off",
+    "prepared",
     "simulate",
     "workload",
 ]

@@ -229,7 +229,7 @@ def _check(scenario: Scenario, trace: Trace, capacity: int) -> None:
     if largest.input + largest.output > capacity:
         raise ImpossibleScenario(
             f"request {largest.id} has {largest.input} + {largest.output} tokens, and an instance's cache {capacity}: "
-            "raise --local-tokens, choose another --model, or limit the workload's prompts with --max-input"
+            "raise --local-tokens, or choose another --model"
         )
     if (
         scenario.dispatch is Dispatch.THINK

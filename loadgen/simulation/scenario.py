@@ -24,6 +24,13 @@ class Layout(StrEnum):
     DISAGGREGATED = "disaggregated"  # instances prefill; an ideal decoder takes over, so only prefill is measured
 
 
+class Arrivals(StrEnum):
+    """When sessions begin."""
+
+    DRAWN = "drawn"  # at random, at `rate`: sessions of a profile, or of a recording, sampled
+    RECORDED = "recorded"  # when they began in the recording; `rate` is its own
+
+
 class IndexView(StrEnum):
     """What the router's index sees of the instances' caches."""
 
@@ -41,6 +48,7 @@ class Scenario:
     workload: str = "paper-trace-1"  # a profile of `generate`, or the path of a trace
     rate: float = 8.0  # requests a second, offered to the whole cluster, on average
     seed: int = 0
+    arrivals: Arrivals = Arrivals.DRAWN
     instances: int = 32
     model: str = "30b-h20"  # a row of timing.PROFILES
     block_size: int | None = None  # of the simulated caches; None: the trace's own

@@ -24,9 +24,10 @@ from loadgen.results.measures import load_measures, measure
 from loadgen.results.records import RunWriter
 from loadgen.simulation.scenario import Scenario
 from loadgen.simulation.sweeps.workers import Failed, spread
-from loadgen.workloads.trace import Trace
+from loadgen.simulation.workload import LeftOut, Prepared
 
 FILE = "sweep.jsonl"
+LEFT_OUT = "left_out"  # what a job's measures hold besides
 _DEFAULT = Scenario()
 
 label = simulation.label
@@ -41,6 +42,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     scenario: Scenario
     content: str | None = None  # a digest of the recorded trace, where the workload is one
     measures: dict[str, Any] | None = None
+    left_out: LeftOut | None = None
     error: str | None = None
     wall_s: float = 0.0
 
@@ -68,9 +70,9 @@ def key(scenario: Scenario, content: str | None = None) -> str:
 
 def simulated(scenario: Scenario, rows: Path | None) -> Measures:
     """Simulate and measure; with `rows`, keep the run there for figures. Raises ImpossibleScenario and TraceError."""
-    trace = _trace(_trace_key(scenario))
-    done = simulation.simulate(scenario, trace)
-    info = simulation.info(scenario, done)
+    prepared = _prepared(_trace_key(scenario))
+    done = simulation.simulate(scenario, prepared.trace)
+    info = simulation.info(scenario, done, prepared.left_out)
     if rows is not None:
         with RunWriter(rows, info) as writer:
             for row in done:
@@ -78,8 +80,7 @@ def simulated(scenario: Scenario, rows: Path | None) -> Measures:
     measured = measure(done, info, scenario.slo)
     if not measured.requests:
         raise simulation.ImpossibleScenario(simulation.idle(scenario))
-    found: Measures = msgspec.to_builtins(measured)
-    return found
+    return {**msgspec.to_builtins(measured), LEFT_OUT: msgspec.to_builtins(prepared.left_out)}
 
 
 def run(
@@ -121,8 +122,10 @@ def run(
             if isinstance(outcome, Failed):
                 result = msgspec.structs.replace(result, error=outcome.reason)
             else:
-                measured, seconds = outcome
-                result = msgspec.structs.replace(result, measures=dict(measured), wall_s=round(seconds, 3))
+                measured, seconds = dict(outcome[0]), outcome[1]
+                left = msgspec.convert(measured.pop(LEFT_OUT, None), LeftOut | None)
+                left = left if left and left.requests else None
+                result = msgspec.structs.replace(result, measures=measured, left_out=left, wall_s=round(seconds, 3))
             found[result.key] = result
             lines.add(result)
             if progress:
@@ -188,14 +191,15 @@ def _trace_key(scenario: Scenario) -> bytes:
         local_tokens=scenario.local_tokens,
         warmup_s=scenario.warmup_s,
         measure_s=scenario.measure_s,
+        arrivals=scenario.arrivals,
     )
     return msgspec.json.encode(base)
 
 
 @lru_cache(maxsize=1)
-def _trace(trace_key: bytes) -> Trace:
+def _prepared(trace_key: bytes) -> Prepared:
     """Made once as long as scenarios of the same trace follow each other."""
-    return simulation.workload(msgspec.json.decode(trace_key, type=Scenario))
+    return simulation.prepared(msgspec.json.decode(trace_key, type=Scenario))
 
 
 def _timed(work: Work, job: tuple[Scenario, Path | None]) -> tuple[Measures, float]:

@@ -8,6 +8,7 @@ from rich.table import Table
 
 from loadgen.results.intervals import Interval
 from loadgen.results.measures import shown
+from loadgen.simulation.run_info import off
 from loadgen.simulation.sweeps.peaks import Curve, curves, more, settings
 from loadgen.simulation.sweeps.sweep import Result
 
@@ -29,6 +30,26 @@ def tables(results: Iterable[Result]) -> Iterator[Table]:
         yield table
 
 
+def notes(results: Iterable[Result]) -> Iterator[str]:
+    """What a reader has to know of simulations that were not quite what was asked for."""
+    results = list(results)
+    left = [result.left_out for result in results if result.left_out]
+    if left:
+        most = max(left, key=lambda one: one.tokens)
+        yield (
+            f"{len(left)} of {len(results)} simulations leave out what no instance's cache holds: up to "
+            f"{most.requests:.1%} of the requests and {most.tokens:.1%} of the tokens"
+        )
+    arriving = [
+        off(result.scenario.rate, float(result.measures["requests_per_s"])) for result in results if result.measures
+    ]
+    if wrong := [share for share in arriving if share]:
+        yield (
+            f"in {len(wrong)} of {len(results)} simulations requests arrive at another rate than was offered, by up to "
+            f"{max(wrong, key=abs):+.0%}: a window of long sessions varies; measure for longer"
+        )
+
+
 def _row(curve: Curve, first: Curve | None) -> list[str]:
     rate = curve.peak(lambda measures: measures.tps_slo)
     cells = [curve.label, _interval(curve.mean(rate, lambda measures: measures.tps_slo), "{:.0f}"), f"{rate:g}"]
@@ -38,7 +59,8 @@ def _row(curve: Curve, first: Curve | None) -> list[str]:
     cells.append(f"{shown(p50, '{:.2f}')} / {shown(p90, '{:.1f}')}")
     if first is not None and curve is not first:
         base = first.at(first.peak(lambda measures: measures.tps_slo), lambda measures: measures.tps_slo)
-        cells.append(_interval(more(curve.at(rate, lambda measures: measures.tps_slo), base), "{:+.1%}"))
+        difference = more(curve.at(rate, lambda measures: measures.tps_slo), base)
+        cells.append(_interval(difference, "{:+.1%}") + (" (noise)" if difference.noise else ""))
     return cells
 
 

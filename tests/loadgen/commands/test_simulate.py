@@ -51,6 +51,29 @@ def test_equal_arguments_give_equal_runs(tmp_path: Path) -> None:
     assert rows["a"] == rows["b"] != rows["c"]
 
 
+def test_a_trace_runs_as_it_was_recorded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without --rate: its own times and its own rate; what was left out, and a window that is busier than the whole,
+    are said here and in run.json."""
+    file = tmp_path / "mooncake.jsonl"
+    times = [*range(0, 40, 4), *range(40, 60)]
+    lines = [
+        f'{{"timestamp": {1000 * at}, "input_length": {3072 if at == 8 else 1536}, "output_length": 10, "hash_ids": '
+        f"{[at, at + 1000, at + 2000, *([at + 3000, at + 4000, at + 5000] if at == 8 else [])]}}}"
+        for at in times
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    out = tmp_path / "run"
+    assert simulate(str(file), "--instances", "2", "--local-tokens", "2560", "--out", str(out)) == 0
+    said = capsys.readouterr().out
+    assert "0.5085 requests/s as recorded" in said
+    assert "left out        3.3% of the requests, 6.4% of the tokens" in said
+    assert "+" in said[said.index("arriving") :].splitlines()[0]
+    assert [row.due_s for row in read_rows(out)] == [at for at in times if at != 8]
+    info = read_info(out)
+    assert (info.settings["arrivals"], info.settings["dispatch"]) == ("recorded", "trace")
+    assert info.settings["left_out_requests"] == pytest.approx(1 / 30)
+
+
 def test_a_trace_is_resampled_to_the_rate(tmp_path: Path) -> None:
     """A file is read by whatever reader knows it, and its sessions arrive at the rate that was asked for."""
     file = tmp_path / "mooncake.jsonl"

@@ -14,6 +14,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from loadgen import cli, simulation
@@ -21,11 +22,13 @@ from loadgen.command_error import CommandError
 from loadgen.commands.sweep import scenarios
 from loadgen.results.measures import Measures, measure
 from loadgen.results.records import Row, RunInfo
-from loadgen.simulation.scenario import Fetch, Scenario
+from loadgen.simulation.scenario import Arrivals, Fetch, Scenario
 from loadgen.simulation.sweeps import sweep
 from loadgen.simulation.sweeps.peaks import curves, more, settings
-from loadgen.simulation.sweeps.table import tables
+from loadgen.simulation.sweeps.table import notes, tables
 from loadgen.simulation.sweeps.workers import Failed, Queue, spread
+from loadgen.simulation.workload import LeftOut
+from loadgen.workloads.trace import Dispatch
 
 SCENARIOS = [Scenario(policy=policy, rate=4.0, seed=seed) for seed in (0, 1) for policy in ("smetric", "lmetric")]
 
@@ -239,7 +242,7 @@ def test_an_interruption_keeps_what_is_done(tmp_path: Path) -> None:
     """SIGINT ends a sweep and its processes at once; lines written before it stay."""
     program = f"""
 from pathlib import Path
-from loadgen.simulation.scenario import Scenario
+from loadgen.simulation.scenario import Arrivals, Scenario
 from loadgen.simulation.sweeps import sweep
 from tests.loadgen.simulation.sweeps.test_sweep import fake
 if __name__ == "__main__":
@@ -337,12 +340,57 @@ def test_settings_name_what_varies() -> None:
 
 def test_the_summary_has_a_row_a_policy() -> None:
     """A setting's table gives the peak and the paired difference to the first policy."""
-    results = [result(p, 4.0, s, tps) for p, tps in (("smetric", 100), ("lmetric", 80)) for s in (0, 1)]
+    results = [result(p, 4.0, s, tps) for p, tps in (("smetric", 100), ("lmetric", 80)) for s in (0, 1, 2)]
     (table,) = tables(results)
     cells = [list(column.cells) for column in table.columns]
     assert cells[0] == ["smetric", "lmetric"]
     assert cells[1] == ["100 ± 0", "80 ± 0"]
     assert cells[-1] == ["", "-20.0% ± 0.0%"]
+
+
+@pytest.mark.parametrize(("seeds", "values", "noise"), [(1, [80], True), (2, [80, 81], True), (3, [80, 130, 80], True)])
+def test_what_few_seeds_say_is_noise(seeds: int, values: list[int], noise: bool) -> None:
+    """Fewer than three pairs tell no difference, nor does an interval that holds zero."""
+    results = [result("smetric", 4.0, seed, 100) for seed in range(seeds)]
+    results += [result("lmetric", 4.0, seed, tps) for seed, tps in enumerate(values)]
+    (table,) = tables(results)
+    assert list(table.columns[-1].cells)[-1].endswith("(noise)") == noise
+
+
+def test_what_was_not_quite_as_asked_is_noted() -> None:
+    """What no cache could hold, and requests that arrive at another rate than was offered: how many, and how far."""
+    good = result("smetric", 4.0, 0, 100)
+    assert good.measures is not None
+    measures = good.measures | {"requests_per_s": 4.2}
+    fine = msgspec.structs.replace(good, measures=measures)
+    assert list(notes([fine])) == []
+    cut = msgspec.structs.replace(fine, left_out=LeftOut(0.05, 0.31))
+    slow = msgspec.structs.replace(good, measures=measures | {"requests_per_s": 2.8})
+    left, arriving = notes([fine, cut, slow])
+    assert "1 of 3" in left
+    assert "31.0% of the tokens" in left
+    assert "1 of 3" in arriving
+    assert "-30%" in arriving
+
+
+def test_a_recording_runs_once_as_it_was_recorded(tmp_path: Path) -> None:
+    """Without --rate: its own arrivals and rate, and no seeds, which would change nothing; with --rate, both."""
+    file = tmp_path / "trace.jsonl"
+    lines = [
+        f'{{"timestamp": {2_000 * number}, "input_length": 512, "output_length": 1, "hash_ids": [{number}]}}'
+        for number in range(31)
+    ]
+    file.write_text("\n".join(lines) + "\n")
+    sets = [f"workload={file}"]
+    once = scenarios(["smetric", "lmetric"], None, "0", 5, sets)
+    assert [(one.policy, one.seed) for one in once] == [("smetric", 0), ("lmetric", 0)]
+    assert {(one.arrivals, one.dispatch) for one in once} == {(Arrivals.RECORDED, Dispatch.TRACE)}
+    assert {(one.warmup_s, one.measure_s) for one in once} == {(20.0, 41.0)}
+    assert once[0].rate == pytest.approx(31 / 60)
+    drawn = scenarios(["smetric"], "0.5", "0", 2, sets)
+    assert {(one.arrivals, one.seed, one.rate) for one in drawn} == {(Arrivals.DRAWN, seed, 0.5) for seed in (0, 1)}
+    (chosen,) = scenarios(["smetric"], None, "0", 1, [*sets, "measure_s=10", "warmup_s=5", "dispatch=think"])
+    assert (chosen.warmup_s, chosen.measure_s, chosen.dispatch) == (5.0, 10.0, Dispatch.THINK)
 
 
 def test_the_command_ends_with_1_when_a_simulation_failed(
