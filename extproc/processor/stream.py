@@ -107,7 +107,7 @@ class Stream:
         now, uncounted = time.monotonic(), self._services.uncounted
         if self.exchange.over:
             uncounted.left(self._pool.name, now)
-        elif self._answered_at is not None and self.exchange.unended:
+        elif self._answered_at is not None and self.exchange.unended and self._services.gateway.overrides is None:
             uncounted.streamed(self._pool.name, now - self._answered_at, now)
 
     async def _decide(self, wanted: Decide) -> list[Output]:

@@ -136,7 +136,8 @@ async def body_of(head: str, reader: asyncio.StreamReader) -> bytes:
     while size := int(await reader.readline(), 16):
         body += await reader.readexactly(size)
         await reader.readexactly(2)
-    await reader.readexactly(2)
+    while await reader.readline() != b"\r\n":
+        pass  # trailers
     return body
 
 
