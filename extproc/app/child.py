@@ -23,6 +23,9 @@ def main() -> int:
         errand = receive(_PIPE)
     except EOFError:
         return 0
+    except ConfigError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - as a command says it
+        return 1
     log.configure(errand.options.log_level)
     try:
         uvloop.run(_run(errand))

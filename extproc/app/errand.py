@@ -12,10 +12,13 @@ import pickle
 from dataclasses import dataclass
 from enum import StrEnum
 
+from extproc import __version__
 from extproc.app.options import Options
+from extproc.base.errors import ConfigError
 from extproc.config import Settings
 
 _SIZE = 8  # bytes of the length before the errand
+_PART = 65536  # bytes at a time, whatever length is claimed
 
 
 class Role(StrEnum):
@@ -32,6 +35,7 @@ class Errand:
     role: Role
     settings: Settings
     options: Options
+    version: str = __version__
 
     def packed(self) -> bytes:
         """What `receive` reads."""
@@ -40,17 +44,25 @@ class Errand:
 
 
 def receive(descriptor: int) -> Errand:
-    """Read an errand, and not a byte beyond it. Raises EOFError where the parent is gone before it was told."""
+    """Read an errand, and not a byte beyond it.
+
+    Raises EOFError where the parent is gone before all was told, and ConfigError where its code is not ours.
+    """
     size = int.from_bytes(_exactly(descriptor, _SIZE), "big")
-    errand = pickle.loads(_exactly(descriptor, size))  # noqa: S301 - from our own parent
-    assert isinstance(errand, Errand)
+    data = _exactly(descriptor, size)
+    try:
+        errand = pickle.loads(data)  # noqa: S301 - from our own parent
+        if not isinstance(errand, Errand) or errand.version != __version__:
+            raise TypeError(f"version {getattr(errand, 'version', 'unknown')}")
+    except Exception as error:  # what unpickling may raise is anybody's guess
+        raise ConfigError(f"`serve` runs code that is no longer installed ({error}): restart it as a whole") from error
     return errand
 
 
 def _exactly(descriptor: int, size: int) -> bytes:
     parts = []
     while size:
-        part = os.read(descriptor, size)
+        part = os.read(descriptor, min(size, _PART))
         if not part:
             raise EOFError("the parent is gone")
         parts.append(part)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,6 +15,7 @@ import pytest
 from extproc import config
 from extproc.app.errand import Errand, Role, receive
 from extproc.app.options import Address, Options
+from extproc.base.errors import ConfigError
 from tests.support.envoy_yaml import clean, write
 
 ANYWHERE = Address("127.0.0.1", 0)
@@ -47,6 +50,23 @@ def test_all_settings_arrive(pipe: tuple[int, int], tmp_path: Path) -> None:
     writer.join()
     assert os.read(pipe[0], 10) == b"more"
     os.close(pipe[1])
+
+
+@pytest.mark.parametrize("data", [b"no pickle", pickle.dumps("no errand"), b"\x80\x05cextproc.app.errand\nGone\n."])
+def test_code_that_was_replaced_meanwhile_is_told(pipe: tuple[int, int], data: bytes) -> None:
+    """A child that is started from another version says what to do, whatever its parent sent."""
+    os.write(pipe[1], len(data).to_bytes(8, "big") + data)
+    os.close(pipe[1])
+    with pytest.raises(ConfigError, match="restart it as a whole"):
+        receive(pipe[0])
+
+
+def test_another_version_is_refused(pipe: tuple[int, int], tmp_path: Path) -> None:
+    """Even where it could be read: fields may mean something else."""
+    os.write(pipe[1], replace(errand(tmp_path), version="0.0.0").packed())
+    os.close(pipe[1])
+    with pytest.raises(ConfigError, match=r"version 0\.0\.0"):
+        receive(pipe[0])
 
 
 @pytest.mark.parametrize("size", [0, 3, 100])
