@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 
+from extproc.routing.policies import registry
 from loadgen.command_error import CommandError
 from loadgen.results.records import Slo
 
@@ -32,6 +33,22 @@ def service_level(args: argparse.Namespace) -> Slo:
         if not 0 <= value < math.inf or (value == 0 and option == "--slo-tpot"):
             raise CommandError(f"{option} {value}: {least} is expected")
     return Slo(args.slo_ttft, args.slo_ttft_per_token, args.slo_tpot)
+
+
+def policy_option(policy: str, text: str, where: str) -> tuple[str, float]:
+    """An option of a policy and its value out of "NAME=X". Raises CommandError, which begins with `where` it stands."""
+    name, _, value = text.partition("=")
+    name = name.strip().replace("-", "_")
+    known = registry.options(policy)
+    if name not in known:
+        raise CommandError(f"{where}: policy {policy} has {', '.join(known) or 'no options'}")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if math.isnan(number):
+        raise CommandError(f"{where}: NAME=NUMBER is expected")
+    return name, number
 
 
 def positive(text: str) -> float:

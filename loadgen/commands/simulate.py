@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -15,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from extproc.routing.policies import registry
 from loadgen import simulation
 from loadgen.command_error import CommandError
-from loadgen.commands.options import add_service_level, service_level
+from loadgen.commands.options import add_service_level, policy_option, service_level
 from loadgen.engine.timing import PROFILES as MODELS
 from loadgen.results.measures import Measures, Quantiles, measure, shown
 from loadgen.results.records import CSV, RunWriter, export_csv
@@ -143,7 +142,7 @@ def scenario(args: argparse.Namespace) -> Scenario:
     drawn = {"rate": args.rate, "dispatch": args.dispatch, "warmup_s": args.warmup, "measure_s": args.measure}
     asked = Scenario(
         policy=args.policy,
-        options=_options(args.policy, args.option),
+        options=dict(policy_option(args.policy, text, f"--option {text}") for text in args.option),
         workload=args.workload,
         seed=args.seed,
         instances=args.instances,
@@ -176,23 +175,6 @@ def _option(field: str, value: object) -> str:
     if field == "workload":
         return str(value)
     return f"--{field.removesuffix('_s').replace('.', '-').replace('_', '-')} {value}"
-
-
-def _options(policy: str, given: list[str]) -> dict[str, float]:
-    known = registry.options(policy)
-    options: dict[str, float] = {}
-    for text in given:
-        name, _, value = text.partition("=")
-        name = name.strip().replace("-", "_")
-        if name not in known:
-            raise CommandError(f"--option {text}: policy {policy} has {', '.join(known) or 'no options'}")
-        try:
-            options[name] = float(value)
-        except ValueError:
-            options[name] = math.nan
-        if math.isnan(options[name]):
-            raise CommandError(f"--option {text}: NAME=NUMBER is expected")
-    return options
 
 
 def _summary(asked: Scenario, found: Measures, left_out: simulation.LeftOut, wall_s: float) -> Iterator[str]:

@@ -15,6 +15,7 @@ from rich.console import Console
 from extproc.routing.policies import registry
 from loadgen import simulation
 from loadgen.command_error import CommandError
+from loadgen.commands.options import policy_option
 from loadgen.results.records import Slo
 from loadgen.simulation.scenario import Arrivals, Scenario
 from loadgen.simulation.sweeps import sweep
@@ -150,17 +151,7 @@ def _policy(text: str) -> tuple[str, Mapping[str, float]]:
     name, *pairs = text.split(":")
     if name not in registry.names():
         raise CommandError(f"--policy {text}: there is no such policy, but {', '.join(registry.names())}")
-    known = registry.options(name)
-    options: dict[str, float] = {}
-    for pair in pairs:
-        option, _, value = pair.partition("=")
-        if option not in known:
-            raise CommandError(f"--policy {text}: {name} has {', '.join(known) or 'no options'}, not {option!r}")
-        try:
-            options[option] = float(value)
-        except ValueError:
-            raise CommandError(f"--policy {text}: {option}={value}: a number is needed") from None
-    return name, options
+    return name, dict(policy_option(name, pair, f"--policy {text}") for pair in pairs)
 
 
 def _values(name: str, text: str, option: str) -> list[object]:
