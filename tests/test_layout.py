@@ -97,7 +97,7 @@ ELSEWHERE: Final = {
     ],
     "tests/extproc/prompts/test_recorded_apis.py (a case is a request)": ["extproc/requests/*.py"],
     "tests/extproc/routing/policies (the laws and worked numbers)": ["extproc/routing/policies/*.py"],
-    "tests/extproc/routing/test_router.py (only the router uses them)": [],
+    "tests/extproc/routing/pools/test_speculation.py (a fact is what it hears)": ["extproc/base/facts.py"],
     "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py"],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [
         "loadgen/engine/clock.py",

@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from extproc.admin.explain import Explainer
@@ -20,6 +20,7 @@ from extproc.app.options import Options
 from extproc.app.pools import pool_of
 from extproc.base import metrics
 from extproc.base.errors import ConfigError, IndexUnavailable
+from extproc.base.facts import Fact
 from extproc.base.model import Engine, Instance, Source
 from extproc.config import Settings
 from extproc.index.open import open_index
@@ -30,6 +31,7 @@ from extproc.kv_events.follower import Follower
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools.loads import Loads
 from extproc.routing.router import Router
+from extproc.shared_state.fact_exchange import FactListener, FactPublisher
 from extproc.shared_state.leases import RENEW_S, Leases
 from extproc.shared_state.load_exchange import LoadExchange
 
@@ -45,9 +47,16 @@ class Node:
         self.index = open_index(options.index)
         self.router = Router(self.index, self.loads, lambda: secrets.randbits(64))
         self.pools = {name: pool_of(pool) for name, pool in settings.pools.items()}
+        self._tasks: list[asyncio.Task[None]] = []
+        tell = self._publish_facts() if follow and options.shared else self._heard
         self._followers = {
             name: Follower(
-                name, Vocabulary.load(pool.model_dir), pool.prompt_block_bytes, self.index, ADAPTERS[pool.engine]
+                name,
+                Vocabulary.load(pool.model_dir),
+                pool.prompt_block_bytes,
+                self.index,
+                ADAPTERS[pool.engine],
+                tell=tell,
             )
             for name, pool in settings.pools.items()
             if follow and pool.source is Source.EVENTS and pool.model_dir is not None
@@ -57,10 +66,11 @@ class Node:
         followed = [name for name in self.pools if name not in routed]
         self.recorder = Recorder(self.index, routed, followed, writer=replica)
         self._leases = Leases.from_url(options.index, replica) if self._followers and options.shared else None
-        self._tasks: list[asyncio.Task[None]] = []
         if options.shared and not follow:
             exchange = LoadExchange.from_url(options.index, replica, self.loads, list(self.pools))
             self._tasks.append(asyncio.create_task(exchange.run(), name="loads of other routers"))
+            listener = FactListener.from_url(options.index, self._heard)
+            self._tasks.append(asyncio.create_task(listener.run(), name="facts of the engines"))
             for pool in self.pools.values():
                 pool.cursor = secrets.randbits(16)  # routers that start together must not choose in step
         self._discovery = Discovery(settings, self._changed)
@@ -105,6 +115,16 @@ class Node:
     async def explain(self, about: Mapping[str, str], body: bytes) -> Mapping[str, Any]:
         """What `/debug/explain` shows of a request. Raises ConfigError for settings that a route could not have."""
         return (await self._explainer.answer(about, body, now=time.monotonic())).json()
+
+    def _publish_facts(self) -> Callable[[str, Fact], None]:
+        publisher = FactPublisher.from_url(self._options.index)
+        self._tasks.append(asyncio.create_task(publisher.run(), name="facts for the routers"))
+        return publisher.tell
+
+    def _heard(self, pool: str, fact: Fact) -> None:
+        """An engine of a pool spoke."""
+        if pool in self.pools:
+            self.pools[pool].speculation.hear(fact)
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
         """DNS or EDS has found the instances of a pool."""

@@ -97,6 +97,11 @@ class Forest:
         """The run that this one hangs on; None where the prompt begins."""
         return None if run.parent is None else self._runs[run.parent]
 
+    def tip(self, run: Run, position: int) -> int:
+        """Key of the last whole prompt block up to the end of a block; a root where there is none."""
+        whole = run.end(position + 1) // self._size
+        return run.keys[whole - 1] if whole else run.seed
+
     def previous(self, run: Run, position: int) -> tuple[Run, int] | None:
         """The block before a block; None where the prompt begins."""
         if position:

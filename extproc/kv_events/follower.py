@@ -14,6 +14,7 @@ from functools import partial
 
 from extproc.base import metrics
 from extproc.base.errors import IndexLost, IndexUnavailable
+from extproc.base.facts import Fact
 from extproc.base.model import EventReport, Instance
 from extproc.index import Change, Index
 from extproc.kv_events.engines import Decode, vllm
@@ -37,11 +38,14 @@ class Follower:
         index: Index,
         adapter: Decode = vllm.decode,
         *,
+        tell: Callable[[str, Fact], None] = lambda _pool, _fact: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
+        """`tell` is called with what engines said, once the index has it; it must return at once."""
         self._pool = pool
         self._index = index
+        self._tell = tell
         self._context = new_context()
         self._setup = Setup(
             pool=pool,
@@ -49,6 +53,7 @@ class Follower:
             decode=adapter,
             new_mirror=lambda: Mirror(pool, vocabulary, prompt_block_bytes),
             context=self._context,
+            tell=tell,
             turn=asyncio.Lock(),
             clock=clock,
             wall_clock=wall_clock,
@@ -104,6 +109,8 @@ class Follower:
 
     async def _farewell(self, name: str, line: Line, gone: bool) -> None:
         line.remove_metrics()
+        if gone:
+            self._tell(self._pool, Fact(name, lost=True))
         while gone:
             try:
                 await self._index.apply([Change(self._pool, name, forget=True)])

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 from extproc.base.errors import IndexUnavailable
+from extproc.base.facts import Fact
 from extproc.base.model import EventReport, Instance, Knowledge
 from extproc.index import Change, Index
 from extproc.kv_events.engines import Decode, frames
@@ -40,6 +41,7 @@ class Setup:
     decode: Decode
     new_mirror: Callable[[], Mirror]
     context: Context
+    tell: Callable[[str, Fact], None]
     turn: asyncio.Lock
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
@@ -61,6 +63,7 @@ class Line:
         can_replay = self.instance.kv_replay is not None
         self._feed = Feed(self._setup.decode, self._setup.new_mirror(), rank=self.instance.rank, can_replay=can_replay)
         self._connected = False
+        self._lost = True  # whether routers must hear that nothing guessed before counts
         self.tell_all()
 
     @property
@@ -130,6 +133,7 @@ class Line:
             heard = True
             self._connected = connected
             if not connected:
+                self._lost = True
                 self._feed.disconnected(now)
                 while self._sockets.published() is not None:
                     pass  # of a connection that is gone; the next one begins with a replay of all there is
@@ -159,12 +163,19 @@ class Line:
                 changes = self._everything()
         elif delta.forget or delta.remove or delta.add or delta.adapters is not None:
             changes = [Change(*self._labels, delta.forget, delta.remove, delta.add, delta.adapters)]
+        lost = delta.forget or self._lost or self._untold
         try:
             for change in changes:
                 await self._setup.index.apply([change])
         except IndexUnavailable:
             self.tell_all()
             self._tell_at += INDEX_RETRY
+            return
+        if self._untold:
+            self._lost = True  # what is said meanwhile is not in the index
+        elif lost or delta.stored:
+            self._lost = False
+            self._setup.tell(self._setup.pool, Fact(self.instance.name, lost, delta.stored, delta.span))
 
     def _everything(self) -> Iterator[Change]:
         self._untold = False  # until something goes wrong

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from typing import Protocol
 
 from extproc.base import blocks
@@ -57,6 +58,8 @@ class Delta:
     add: Sequence[int]
     adapters: Sequence[str] | None
     ignored: Counter[str]  # engine blocks left out, by cause
+    stored: Sequence[int]  # keys up to which prompts were stored, whether or not they still are
+    span: int  # prompt blocks that an engine block of any group spans, rounded up
 
 
 class Mirror:
@@ -72,6 +75,8 @@ class Mirror:
         self._adapters: dict[str, None] = {}  # names of the LoRA adapters seen; what was stored last is last
         self._adapters_told = True  # whether the last delta had them all
         self._removals = Removals()
+        self._token_bytes = 0.0  # of a token in the block with the longest ones
+        self._block_size = 1  # tokens in the largest blocks of any group: hits end at whole ones
         self._ignored: Counter[str] = Counter()
         self.forget()
 
@@ -98,6 +103,7 @@ class Mirror:
         self._claims = Claims(self._forest, self._groups, self._size)
         self._forgot = True
         self._adapters_told = not self._adapters
+        self._stored: list[int] = []
         self.blocks = 0  # engine blocks held, however many copies
 
     def apply(self, event: Event) -> None:
@@ -134,7 +140,10 @@ class Mirror:
             moved.add,
             adapters,
             +self._ignored,
+            self._stored,
+            max(1, ceil(self._token_bytes * self._block_size / self._size)),
         )
+        self._stored = []
         self._forgot = False
         self._adapters_told = True
         self._ignored.clear()
@@ -149,6 +158,7 @@ class Mirror:
             if len(self._forest) > LATE:
                 raise UnusableEvents("late_group", f"group {event.group} after {len(self._forest)} blocks")
             self._claims.regroup_all()
+        self._block_size = max(self._block_size, event.block_size)
         group = self._groups.get(event.group)
         if group is not None:
             if group.takes(event):
@@ -197,9 +207,12 @@ class Mirror:
         until = len(hashes) if event.plain is None else min(event.plain, len(hashes))
         self._ignored["not_text"] += len(hashes) - max(done, until)
         if done < until:
-            self._grow(behind, event, done, until)
+            behind = self._grow(behind, event, done, until)
+        if behind is not None:
+            self._stored.append(self._forest.tip(*behind))
 
-    def _grow(self, behind: tuple[Run, int] | None, event: Stored, first: int, until: int) -> None:
+    def _grow(self, behind: tuple[Run, int] | None, event: Stored, first: int, until: int) -> tuple[Run, int] | None:
+        """Add blocks; returns the last one, or `behind` where none could be added."""
         hashes = event.hashes[first:until]
         if not self._forest.lacks(hashes):
             raise UnusableEvents("contradiction", "a block that is its own ancestor")
@@ -208,7 +221,10 @@ class Mirror:
         root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt)
         for run, position in self._forest.grow(behind, root, hashes, texts):
             self._claims.came(run, position)
+            behind = run, len(run.hashes) - 1
+        self._token_bytes = max(self._token_bytes, max(map(len, texts), default=0) / event.block_size)
         self.blocks += len(texts)
+        return behind
 
     def _texts(self, event: Stored, first: int, until: int) -> Iterator[bytes]:
         """The text of each block, up to the first that the vocabulary does not know."""

@@ -1,19 +1,28 @@
 """Hints: where prompts of the last moments went. They bridge the time from a decision to the events of its prefill.
 
-A hint stands beside the index and is never written to it. It knows prompts as chains of keys, and time as seconds.
+A hint stands beside the index and is never written to it. It ends with the engine's word (`base/facts.py`): as far as
+the engine says that the prompt is stored, with all else where the engine lost its cache; and with its time. It counts
+only while the index still knows what it was to follow. It knows prompts as chains of keys, and time as seconds.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+
+from extproc.base.facts import Fact
 
 
-class _Sent(NamedTuple):
-    instance: str
-    keys: Sequence[int]
-    at: float
+class _Sent:
+    """A prompt of which an instance holds `known` blocks, and is about to hold those of `keys` behind them."""
+
+    __slots__ = ("at", "instance", "keys", "known")
+
+    def __init__(self, instance: str, known: int, keys: Sequence[int], at: float) -> None:
+        self.instance = instance
+        self.known = known
+        self.keys = keys
+        self.at = at
 
 
 class Speculation:
@@ -29,6 +38,7 @@ class Speculation:
         self._prompts: deque[_Sent] = deque()  # the oldest first
         self._newest: dict[int, _Sent] = {}  # by key
         self._blocks = 0  # in all prompts
+        self._spans: dict[str, int] = {}  # of instances whose blocks span more than a prompt block
 
     def __len__(self) -> int:
         """Blocks remembered; one of two prompts counts twice."""
@@ -39,8 +49,12 @@ class Speculation:
         self._trim(now)
 
     def note(self, instance: str, chain: Sequence[int], known: int, now: float) -> None:
-        """A prompt was sent, of which the index knew that the instance holds `known` leading blocks."""
-        sent = _Sent(instance, chain[known : known + self._capacity], now)
+        """A prompt was sent, of which the index knew that the instance holds `known` leading blocks.
+
+        What may not fill a block of the engine at the end of the prompt is no hint: nothing may ever be said of it.
+        """
+        until = min(known + self._capacity, len(chain) + 1 - self._spans.get(instance, 1))
+        sent = _Sent(instance, known, chain[known : max(known, until)], now)
         if sent.keys:
             self._prompts.append(sent)
             self._blocks += len(sent.keys)
@@ -60,12 +74,34 @@ class Speculation:
                 high = middle
         if low == start:
             return hits
-        return {**hits, self._newest[chain[low - 1]].instance: low}
+        sent = self._newest[chain[low - 1]]
+        if hits.get(sent.instance, 0) < sent.known:
+            return hits  # evicted since: what was to follow it follows nothing
+        return {**hits, sent.instance: low}
+
+    def hear(self, fact: Fact) -> None:
+        """An engine spoke: what it said is no guess any more."""
+        if fact.span > 1:
+            self._spans[fact.instance] = fact.span
+        if fact.lost:
+            for sent in [sent for sent in self._prompts if sent.instance == fact.instance]:
+                self._advance(sent, len(sent.keys))
+        for key in fact.stored:
+            spoken_of = self._newest.get(key)
+            if spoken_of is not None and spoken_of.instance == fact.instance:
+                done, whole = spoken_of.keys.index(key) + 1, len(spoken_of.keys)
+                self._advance(spoken_of, whole if whole - done <= fact.span else done)
+
+    def _advance(self, sent: _Sent, count: int) -> None:
+        """Of a prompt, `count` blocks more are no guess: the index knows them, or nobody does."""
+        for key in sent.keys[:count]:
+            if self._newest.get(key) is sent:
+                del self._newest[key]
+        self._blocks -= count
+        sent.known += count
+        sent.keys = sent.keys[count:]
 
     def _trim(self, now: float) -> None:
         while self._prompts and (self._blocks > self._capacity or now - self._prompts[0].at >= self._ttl_s):
             gone = self._prompts.popleft()
-            self._blocks -= len(gone.keys)
-            for key in gone.keys:
-                if self._newest.get(key) is gone:
-                    del self._newest[key]
+            self._advance(gone, len(gone.keys))

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from hypothesis import given
+from hypothesis import strategies as st
+
+from extproc.base.facts import Fact
 from extproc.routing.pools.speculation import Speculation
 
 A = [1, 2, 3, 4]
@@ -61,3 +65,72 @@ def test_speculation_is_bounded() -> None:
         assert len(sent._newest) <= 1000
     sent.note("a", range(5000), 0, 0.0)
     assert sent.match(range(5000), {}, 0.0) == {"a": 1000}
+
+
+def test_what_the_engine_stored_is_no_guess() -> None:
+    """A prefill is announced chunk by chunk: a hint bridges the rest, and counts only while the index has the start."""
+    sent = Speculation()
+    sent.note("a", range(10), 0, 0.0)
+    sent.hear(Fact("a", stored=[3]))
+    assert len(sent) == 6
+    assert sent.match(range(12), {"a": 4}, 0.1) == {"a": 10}
+    assert sent.match(range(12), {"a": 3}, 0.1) == {"a": 3}, "evicted since: the rest follows nothing"
+    assert sent.match(range(12), {"b": 4}, 0.1) == {"b": 4}
+    sent.hear(Fact("a", stored=[9]))
+    assert len(sent) == 0
+    assert sent.match(range(12), {"a": 2}, 0.2) == {"a": 2}, "stored, and evicted again within the hint's time"
+
+
+def test_the_end_of_a_prompt_fills_no_block_of_the_engine() -> None:
+    """An engine of large blocks stores up to its last whole one: then the prompt is prefilled, and the hint is over."""
+    sent = Speculation()
+    sent.note("a", range(10), 0, 0.0)
+    sent.hear(Fact("a", stored=[5], span=4))
+    assert len(sent) == 0
+    sent.note("a", range(10), 0, 0.0)
+    sent.hear(Fact("a", stored=[1], span=4))
+    assert sent.match(range(10), {"a": 2}, 0.0) == {"a": 7}, "the last three may never be stored"
+
+
+def test_what_was_lost_is_no_guess() -> None:
+    """Cleared, restarted, out of reach: nothing that was sent there counts, what was sent elsewhere does."""
+    sent = Speculation()
+    sent.note("a", A, 0, 0.0)
+    sent.note("b", C, 0, 0.0)
+    sent.hear(Fact("a", lost=True))
+    assert sent.match(A, {}, 0.1) == {}
+    assert sent.match(C, {}, 0.1) == {"b": 3}
+    sent.note("a", A, 0, 0.2)
+    assert sent.match(A, {}, 0.3) == {"a": 4}, "what is sent from then on counts again"
+
+
+def test_an_engine_speaks_for_itself_alone() -> None:
+    """Stored elsewhere, or another prompt: the hint stays."""
+    sent = Speculation()
+    sent.note("a", A, 0, 0.0)
+    sent.hear(Fact("b", stored=A))
+    sent.hear(Fact("a", stored=[77]))
+    assert sent.match(A, {}, 0.1) == {"a": 4}
+
+
+@given(st.lists(st.tuples(st.sampled_from(["note", "stored", "lost", "wait"]), st.integers(0, 19), st.booleans())))
+def test_the_books_balance(steps: list[tuple[str, int, bool]]) -> None:
+    """Whatever is sent, said and forgotten: the count is that of the keys, and all of it ends with time."""
+    sent, now = Speculation(capacity_blocks=50, ttl_s=5.0), 0.0
+    for what, number, other in steps:
+        instance = "b" if other else "a"
+        if what == "note":
+            sent.note(instance, [10 * (number // 10) + i for i in range(number + 1)], number // 3, now)
+        elif what == "stored":
+            sent.hear(Fact(instance, stored=[number], span=number % 3))
+        elif what == "lost":
+            sent.hear(Fact(instance, lost=True))
+        else:
+            now += number / 10
+        assert len(sent) == sum(len(prompt.keys) for prompt in sent._prompts) <= 50
+        assert sum(map(len, [sent._newest])) <= len(sent)
+        hits = sent.match(range(20), {"a": number // 4}, now)
+        assert all(0 <= hit <= 20 for hit in hits.values())
+    sent.expire(now + 6.0)
+    assert len(sent) == 0
+    assert not sent._newest

@@ -1,0 +1,151 @@
+"""What engines said, from the processes that follow them to all routers: publish/subscribe, which may lose messages.
+
+It owns the message and what waits to be sent; it knows neither hints nor events. One small message carries all that
+was said within a tick. Nothing grows while Redis is away: what cannot be sent is dropped, and guesses end by time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from array import array
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+
+import msgspec
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from extproc.base.errors import IndexUnavailable
+from extproc.base.facts import Fact
+from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
+from extproc.shared_state.link import Link
+from extproc.shared_state.redis_url import parse
+
+_log = logging.getLogger(__name__)
+
+SCHEMA = 1  # of the messages, part of their channel's name: routers of another version are ignored
+TICK_S = 0.002  # engines speak once a step, some tens of milliseconds; a busy pool's words are joined
+MAX_STORED = 256  # keys of one instance in a message; with more the older ones are left out, and end by time
+MAX_INSTANCES = 4096  # that wait to be sent
+RETRY_S = 0.25  # between two attempts to listen
+
+Hear = Callable[[str, Fact], None]  # of a pool, by its name
+
+
+class _Said(msgspec.Struct, array_like=True):
+    pool: str
+    instance: str
+    lost: bool
+    stored: bytes  # keys as unsigned 64-bit integers, little-endian as every machine that runs this
+    span: int
+
+
+class FactPublisher:
+    """Tells all routers what the engines that this process follows said."""
+
+    def __init__(self, client: Client, *, namespace: str) -> None:
+        self._client = client
+        self._link = Link(client, 1)
+        self._channel = f"{namespace}:{SCHEMA}:facts"
+        self._waiting: dict[tuple[str, str], Fact] = {}
+        self._some = asyncio.Event()
+        self._encode = msgspec.msgpack.Encoder().encode
+
+    @classmethod
+    def from_url(cls, url: str) -> FactPublisher:
+        """See `redis_url.parse`. Raises ConfigError."""
+        address = parse(url)
+        return cls(connect_to_one(address, 1), namespace=address.namespace)
+
+    def tell(self, pool: str, fact: Fact) -> None:
+        """Have it sent soon; returns at once."""
+        where = pool, fact.instance
+        before = self._waiting.get(where)
+        if before is not None and not fact.lost:
+            joined = [*before.stored, *fact.stored][-MAX_STORED:]
+            fact = Fact(fact.instance, before.lost, joined, fact.span)
+        elif before is None and len(self._waiting) >= MAX_INSTANCES:
+            return
+        self._waiting[where] = fact._replace(stored=fact.stored[-MAX_STORED:])
+        self._some.set()
+
+    async def run(self) -> None:
+        """Send until cancelled; then disconnect."""
+        try:
+            while True:
+                await self._some.wait()
+                await asyncio.sleep(TICK_S)
+                waiting, self._waiting = self._waiting, {}
+                self._some.clear()
+                with suppress(IndexUnavailable):
+                    await self._link.run("publish", CONNECT_S, partial(self._send, self._encode(_said(waiting))))
+        finally:
+            await self._link.close()
+            with suppress(Exception):  # the connection is given up in any case
+                await self._client.aclose()
+
+    async def _send(self, message: bytes, client: Client) -> None:
+        await client.execute_command("PUBLISH", self._channel, message)
+
+
+class FactListener:
+    """Hears what the followers of engines tell, and passes it on."""
+
+    def __init__(self, client: Redis, hear: Hear, *, namespace: str) -> None:
+        self._client = client
+        self._hear = hear
+        self._channel = f"{namespace}:{SCHEMA}:facts"
+        self._reported = False
+        self._decode = msgspec.msgpack.Decoder(list[_Said]).decode
+
+    @classmethod
+    def from_url(cls, url: str, hear: Hear) -> FactListener:
+        """See `redis_url.parse`; in a cluster, messages reach every node. Raises ConfigError."""
+        address = parse(url)
+        return cls(connect_to_one(address, 1), hear, namespace=address.namespace)
+
+    async def run(self) -> None:
+        """Listen until cancelled; then disconnect."""
+        try:
+            while True:
+                with suppress(RedisError, OSError, TimeoutError):
+                    await self._listen()
+                await asyncio.sleep(RETRY_S)
+        finally:
+            with suppress(Exception):  # the connection is given up in any case
+                await self._client.aclose()
+
+    async def _listen(self) -> None:
+        async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
+            async with asyncio.timeout(CONNECT_S):
+                await channel.subscribe(self._channel)
+            while True:
+                message = await channel.get_message(timeout=None)
+                if message is not None:
+                    self._take(message["data"])
+
+    def _take(self, data: bytes) -> None:
+        try:
+            facts = [(said.pool, _fact(said)) for said in self._decode(data)]
+        except (msgspec.MsgspecError, ValueError) as error:
+            if not self._reported:
+                _log.warning("messages on %s that no router of ours sent: %s", self._channel, error)
+            self._reported = True
+            return
+        for pool, fact in facts:
+            self._hear(pool, fact)
+
+
+def _said(waiting: dict[tuple[str, str], Fact]) -> list[_Said]:
+    return [
+        _Said(pool, instance, fact.lost, array("Q", fact.stored).tobytes(), fact.span)
+        for (pool, instance), fact in waiting.items()
+    ]
+
+
+def _fact(said: _Said) -> Fact:
+    keys = array("Q")
+    keys.frombytes(said.stored)
+    return Fact(said.instance, said.lost, keys, said.span)
