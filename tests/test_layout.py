@@ -108,7 +108,6 @@ ELSEWHERE: Final = {
         "loadgen/engine/publisher.py",
         "loadgen/engine/reply.py",
         "loadgen/engine/server.py",
-        "loadgen/engine/stored.py",
     ],
     "tests/loadgen/engine/test_apis.py (a case is a recorded request)": [
         "loadgen/engine/anthropic_api.py",
