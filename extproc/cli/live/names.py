@@ -8,7 +8,7 @@ from ipaddress import ip_address
 
 from extproc.base.model import Instance
 from extproc.cli.live.findings import Finding, failed, ok
-from extproc.cli.live.network import host_and_port
+from extproc.cli.live.network import TRY_S, attempt, host_and_port
 from extproc.config import PoolSettings, instances
 from extproc.config.settings import ADDRESS
 from extproc.instances.discovery import of_family, resolve
@@ -55,10 +55,11 @@ async def _look_up(pool: PoolSettings, host: str) -> tuple[Sequence[str], Findin
     what = f"{pool.name} name {host}"
     if host == "*":
         return (), None
-    try:
+
+    async def ask() -> tuple[Sequence[str], Finding]:
         found = [str(address) for address in of_family(await resolve(host), pool.dns_family)]
-    except OSError as error:
-        return (), failed(what, f"the resolver fails: {error.strerror or error}", _REMEDY)
-    if not found:
-        return (), failed(what, f"there is no such name, or no address of family {pool.dns_family}", _REMEDY)
-    return found, ok(what, ", ".join(sorted(found)))
+        if not found:
+            return (), failed(what, f"there is no such name, or no address of family {pool.dns_family}", _REMEDY)
+        return found, ok(what, ", ".join(sorted(found)))
+
+    return await attempt(ask(), lambda reason: ((), failed(what, f"the resolver fails: {reason}", _REMEDY)), TRY_S)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+import socket
+from collections.abc import Sequence
+from ipaddress import IPv4Address
+
+import pytest
+
 from extproc.cli.live import names
 from extproc.cli.live.findings import Outcome
 from extproc.config import Discovery, DnsFamily, Endpoint, PoolSettings
@@ -35,3 +42,20 @@ async def test_a_name_that_leads_nowhere_is_told() -> None:
         "pool name engine.invalid",
         "pool name events.invalid",
     ]
+
+
+@pytest.mark.parametrize("failure", [OSError(socket.EAI_AGAIN, "try again"), None], ids=["fails", "hangs"])
+async def test_a_resolver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch, failure: OSError | None) -> None:
+    """It is not waited for, and told."""
+
+    async def resolve(_: str) -> Sequence[IPv4Address]:
+        if failure is not None:
+            raise failure
+        await asyncio.sleep(600)
+        return ()
+
+    monkeypatch.setattr(names, "resolve", resolve)
+    monkeypatch.setattr(names, "TRY_S", 0.01)
+    (finding,) = (await find(Endpoint("engine-0", 8000))).findings
+    assert finding.outcome is Outcome.FAILED
+    assert "the resolver fails" in finding.said
