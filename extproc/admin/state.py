@@ -52,7 +52,7 @@ class StatePage:
                 "left_alone_s": round(left_alone.get(instance.address, 0.0), 1),
                 "index_blocks": blocks,
                 "events": report,
-            }
+            } | ({"priority": instance.priority} if instance.priority else {})
             metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)
             metrics.UNHEALTHY.labels(pool.name, instance.name).set(unhealthy)
             metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(unprefilled)

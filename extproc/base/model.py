@@ -85,6 +85,7 @@ class Instance:
     role: Role = Role.BOTH
     kv_events: str | None = None  # ZMQ address of this rank's KV events
     kv_replay: str | None = None
+    priority: int = 0  # Envoy's: serves only while no instance of a lower number can
 
     @property
     def name(self) -> str:

@@ -62,7 +62,7 @@ with _without_validators(), warnings.catch_warnings():
         HealthStatus,
         RoutingPriority,
     )
-    from envoy_data_plane.envoy.config.endpoint.v3 import LbEndpoint
+    from envoy_data_plane.envoy.config.endpoint.v3 import LbEndpoint, LocalityLbEndpoints
     from envoy_data_plane.envoy.config.listener.v3 import Listener
     from envoy_data_plane.envoy.config.route.v3 import FilterConfig, Route, RouteAction, VirtualHost
     from envoy_data_plane.envoy.extensions.clusters.common.dns.v3 import DnsLookupFamily
@@ -99,6 +99,7 @@ __all__ = [
     "HttpProtocolOptions",
     "LbEndpoint",
     "Listener",
+    "LocalityLbEndpoints",
     "Located",
     "OverrideHost",
     "ProcessingMode",

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -17,6 +19,7 @@ from extproc.config.envoy_types import (
     DnsCluster,
     HealthStatus,
     LbEndpoint,
+    LocalityLbEndpoints,
     Located,
     read,
 )
@@ -102,8 +105,15 @@ def _default_source(model_dir: str | None, discovery: Discovery, found: tuple[En
 
 def endpoints(assignment: Node | None, problems: list[Problem]) -> tuple[Endpoint, ...]:
     """The endpoints of a ClusterLoadAssignment that Envoy would send requests to."""
-    found = []
-    for node in assignment.every("endpoints", "lb_endpoints") if assignment is not None else ():
+    found: list[Endpoint] = []
+    for locality in assignment.every("endpoints") if assignment is not None else ():
+        priority = read(LocalityLbEndpoints, locality, problems, "priority").message.priority
+        found += (replace(endpoint, priority=priority) for endpoint in _lb_endpoints(locality, problems))
+    return tuple(found)
+
+
+def _lb_endpoints(locality: Node, problems: list[Problem]) -> Iterator[Endpoint]:
+    for node in locality.every("lb_endpoints"):
         message = read(LbEndpoint, node, problems, "endpoint", "health_status").message
         if message.health_status in _AWAY:
             continue
@@ -115,17 +125,14 @@ def endpoints(assignment: Node | None, problems: list[Problem]) -> tuple[Endpoin
             continue
         fields = Fields(smetric(node), ENDPOINT_KEYS, problems)
         ranks = fields.integer("data_parallel_size", 1, MAX_RANKS, default=1)
-        found.append(
-            Endpoint(
-                host=address.address,
-                port=address.port_value,
-                kv_events=fields.zmq("kv_events", ranks, may_listen=True),
-                kv_replay=fields.zmq("kv_replay", ranks),
-                role=fields.word("role", Role) or Role.BOTH,
-                data_parallel_size=ranks,
-            )
+        yield Endpoint(
+            host=address.address,
+            port=address.port_value,
+            kv_events=fields.zmq("kv_events", ranks, may_listen=True),
+            kv_replay=fields.zmq("kv_replay", ranks),
+            role=fields.word("role", Role) or Role.BOTH,
+            data_parallel_size=ranks,
         )
-    return tuple(found)
 
 
 def eds_endpoints(path: Path, service: str, problems: list[Problem]) -> tuple[Endpoint, ...]:

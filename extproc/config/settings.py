@@ -46,6 +46,7 @@ class Endpoint:
     kv_replay: str | None = None
     role: Role = Role.BOTH
     data_parallel_size: int = 1
+    priority: int = 0  # of its locality: hosts of a higher number serve while no host of a lower one can
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,7 @@ def instances(endpoint: Endpoint, address: str) -> tuple[Instance, ...]:
             address=f"{host}:{endpoint.port}",
             rank=None if single else rank,
             role=endpoint.role,
+            priority=endpoint.priority,
             kv_events=zmq(endpoint.kv_events, rank),
             kv_replay=zmq(endpoint.kv_replay, rank),
         )

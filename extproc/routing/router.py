@@ -148,7 +148,8 @@ class Router:
         best = verdict(route, view, degraded, _place_of(query.keeper, candidates))
         pool.cursor = best.candidate + 1
         pool.turns.note(kind, names[best.candidate], query.prompt)
-        choice = _choice(route, view, best, candidates)
+        standby = pool.standby(candidates, now, admitted.subset)
+        choice = _choice(route, view, best, candidates, standby)
         shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
         name = choice.instance.name
         ticket = self._loads.start(pool.name, name, query.prompt - choice.hit)
@@ -207,10 +208,12 @@ def _place_of(name: str | None, candidates: Sequence[Instance]) -> int | None:
     return next((i for i, instance in enumerate(candidates) if instance.name == name), None)
 
 
-def _choice(route: RouteSettings, view: View, best: Verdict, candidates: Sequence[Instance]) -> Choice:
+def _choice(
+    route: RouteSettings, view: View, best: Verdict, candidates: Sequence[Instance], standby: Sequence[Instance]
+) -> Choice:
     return Choice(
         instance=candidates[best.candidate],
-        fallbacks=fallbacks(candidates, view.loads, best.candidate),
+        fallbacks=fallbacks(candidates, view.loads, best.candidate, standby),
         policy=route.policy,
         reason=best.reason,
         turn=view.turn,

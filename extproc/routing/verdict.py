@@ -34,12 +34,17 @@ def verdict(route: RouteSettings, view: View, degraded: Reason | None, pinned: i
     return Verdict(least_loaded.choose(view).candidate, degraded)
 
 
-def fallbacks(candidates: Sequence[Instance], loads: Sequence[float], chosen: int) -> tuple[Instance, ...]:
-    """Other hosts by least load; ties go round from the chosen one, so that a dead host's requests do not pile up."""
+def fallbacks(
+    candidates: Sequence[Instance], loads: Sequence[float], chosen: int, standby: Sequence[Instance] = ()
+) -> tuple[Instance, ...]:
+    """Other hosts by least load; ties go round from the chosen one, so that a dead host's requests do not pile up.
+
+    Where there are too few, those on standby are next.
+    """
     count = len(candidates)
     others = (i for i in range(count) if candidates[i].address != candidates[chosen].address)
     best = heapq.nsmallest(FALLBACKS, others, key=lambda i: (loads[i], (i - chosen) % count))
-    return tuple(candidates[i] for i in best)
+    return (*(candidates[i] for i in best), *standby)[:FALLBACKS]
 
 
 def shed(pool: str, requests: Sequence[int], max_load: float) -> None:

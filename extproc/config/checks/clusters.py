@@ -131,6 +131,23 @@ def health_by_tls(topology: Topology, pools: Pools) -> Iterator[Problem]:
                 yield warning(port.place, text, "remove health_check_config: health is on the gRPC port too, by TLS")
 
 
+def weights(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Envoy's weights and zones say who gets more requests; ours go where the load is least."""
+    advice = "remove it, or leave this cluster to Envoy; priorities are obeyed"
+    for cluster in _pools(topology, pools):
+        name = cluster.message.name
+        for locality in cluster.node.every("load_assignment", "endpoints"):
+            for node in (locality, *locality.every("lb_endpoints")):
+                weight = node.get("load_balancing_weight")
+                if weight is not None and str(weight.raw.value) != "1":
+                    text = f"{name}: load_balancing_weight is not used: requests go where the load is least"
+                    yield warning(weight.place, text, advice)
+        for key in ("zone_aware_lb_config", "locality_weighted_lb_config"):
+            config = cluster.node.get("common_lb_config", key)
+            if config is not None:
+                yield warning(config.place, f"{name}: {key} is not used: every zone gets requests by its load", advice)
+
+
 def _pools(topology: Topology, pools: Pools) -> Iterator[Located[Cluster]]:
     return (topology.clusters[name] for name in pools)
 
@@ -169,4 +186,13 @@ def _speaks_http2(cluster: Located[Cluster]) -> bool:
     return options.auto_config is not None  # ALPN decides
 
 
-CHECKS: Final = (obeys, has_endpoints, both_halves, pool_limits, retry_limit, extproc_cluster, health_by_tls)
+CHECKS: Final = (
+    obeys,
+    has_endpoints,
+    both_halves,
+    weights,
+    pool_limits,
+    retry_limit,
+    extproc_cluster,
+    health_by_tls,
+)

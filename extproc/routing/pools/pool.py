@@ -40,7 +40,8 @@ class Pool:
         return any(instance.role is not Role.BOTH for instance in self.instances)
 
     def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
-        """Whom to choose from, within a subset if there is one: the healthy, and of these all but the suspects.
+        """Whom to choose from, within a subset if there is one: the healthy, of these all but the ejected, and of these
+        the ones of the lowest priority, as Envoy fails over.
 
         Where a step would leave nobody it is not taken, as in Envoy's panic routing.
         """
@@ -50,7 +51,18 @@ class Pool:
         if self.suspects:
             left_alone = self.suspects.left_alone(now)
             members = [i for i in members if i.address not in left_alone] or members
-        return members
+        first = min((i.priority for i in members), default=0)
+        return [i for i in members if i.priority == first] if any(i.priority != first for i in members) else members
+
+    def standby(self, candidates: Sequence[Instance], now: float, subset: Subset | None = None) -> Sequence[Instance]:
+        """Who serves where none of the candidates does: instances of higher priorities, the lowest of these first."""
+        first = candidates[0].priority
+        if all(i.priority <= first for i in self.instances):
+            return ()
+        members = self.instances if subset is None else subset.of(self.instances)
+        away = (self.unhealthy or set()) | self.suspects.left_alone(now).keys()
+        spare = [i for i in members if i.priority > first and i.address not in away and i.role is not Role.PREFILL]
+        return sorted(spare, key=lambda instance: instance.priority)
 
     def reached(self, chosen: Instance, served: str, now: float, *, erred: bool = False) -> bool:
         """Learn which host answered, and whether by an error of its own.

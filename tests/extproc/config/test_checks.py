@@ -390,6 +390,18 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
         E, "lb_endpoints[0].endpoint.address", "an address and a port", "port_value",
     ),
     "a name in a static cluster": (at_engines("type", "STATIC"), E, "type", "engine-0 is a name", "STRICT_DNS"),
+    "a weight": (
+        at_engines(f"{ENDPOINTS}[0].load_balancing_weight", 3),
+        W, "load_balancing_weight", "is not used", "priorities are obeyed",
+    ),
+    "a zone's weight": (
+        at_engines("load_assignment.endpoints[0].load_balancing_weight", 3),
+        W, "load_balancing_weight", "is not used", "priorities are obeyed",
+    ),
+    "weights of zones": (
+        at_engines("common_lb_config", {"locality_weighted_lb_config": {}}),
+        W, "locality_weighted_lb_config", "is not used", "priorities are obeyed",
+    ),
     "logical DNS": (at_engines("type", "LOGICAL_DNS"), E, "type", "a single host", "STRICT_DNS"),
     "original destination": (at_engines("type", "ORIGINAL_DST"), E, "type", "no endpoints", "STRICT_DNS"),
     "xDS endpoints": (

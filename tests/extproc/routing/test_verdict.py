@@ -43,6 +43,7 @@ def test_fallbacks_are_other_hosts_by_load() -> None:
     assert fallbacks(candidates, [0, 0, 3, 1, 2], 0) == (candidates[3], candidates[4])
     assert fallbacks(candidates, [0, 0, 0, 0, 0], 3) == (candidates[4], candidates[0])
     assert fallbacks(candidates[:2], [0, 0], 0) == ()
+    assert fallbacks(candidates[1:3], [0, 0], 0, [candidates[4], candidates[3]]) == (candidates[2], candidates[4])
 
 
 def test_a_pool_at_its_limit_sheds() -> None:

@@ -24,6 +24,25 @@ def test_a_dead_instance_is_ejected_for_a_while() -> None:
     assert list(two.candidates(10.0)) == [chosen, other]
 
 
+def test_the_lowest_priority_that_can_serves() -> None:
+    """A failover level is for when no host of the level before it is healthy and not ejected."""
+    first, second, spare, last = (
+        Instance(f"10.0.0.{number}:8000", priority=priority) for number, priority in enumerate((0, 0, 1, 2))
+    )
+    four = Pool("pool", PlainRenderer(), instances=[last, spare, first, second], unhealthy=set())
+    assert list(four.candidates(0.0)) == [first, second]
+    assert list(four.standby([first, second], 0.0)) == [spare, last]
+    assert list(four.standby([last], 0.0)) == []
+    four.unhealthy = {first.address}
+    assert list(four.candidates(0.0)) == [second]
+    four.suspects.unreachable(second.address, 0.0)
+    assert list(four.candidates(0.1)) == [spare]
+    four.unhealthy = {first.address, spare.address}
+    assert list(four.candidates(0.1)) == [last]
+    four.unhealthy = {instance.address for instance in four.instances}
+    assert list(four.candidates(SUSPECT_S)) == [first, second]
+
+
 def test_where_all_are_suspect_all_are_tried() -> None:
     """A router that can reach nobody still sends the request."""
     two = pool(2)
