@@ -80,6 +80,11 @@ class Forest:
         """Bytes of memory, estimated."""
         return self._text + BLOCK_BYTES * len(self._runs)
 
+    @property
+    def remains(self) -> dict[int, Run]:
+        """What holds all of it: whoever has done with the forest may drop this piece by piece."""
+        return self._runs
+
     def find(self, block: int) -> tuple[Run, int] | None:
         """The run and the position of a block."""
         run = self._runs.get(block)

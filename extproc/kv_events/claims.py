@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from heapq import heappop, heappush
 from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from extproc.kv_events.block_tree import Forest, Run
 from extproc.kv_events.groups import Group, Groups, Place
@@ -52,6 +52,11 @@ class Claims:
     def held(self) -> Iterable[int]:
         """Every key held, earlier blocks of a chain before later ones."""
         return self._held.keys()
+
+    @property
+    def remains(self) -> tuple[dict[int, Any], ...]:
+        """What takes up its memory: whoever has done with the claims may drop these piece by piece."""
+        return self._held, self._touched
 
     @property
     def crowded(self) -> bool:

@@ -9,17 +9,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from extproc.base.model import Knowledge
 from extproc.kv_events.actions import Action, Apply, Closed, Forget, Replay
 from extproc.kv_events.continuity import Continuity
-from extproc.kv_events.engines import Cleared, Decode, Event, Removed, Stored, Tier, UnusableEvents, frames, pieces
+from extproc.kv_events.engines import (
+    Batch,
+    Cleared,
+    Decode,
+    Event,
+    Removed,
+    Stored,
+    Tier,
+    UnusableEvents,
+    frames,
+    pieces,
+)
 from extproc.kv_events.mirror import Delta, Mirror
 
 PIECE = 128  # engine blocks of one step: well under a millisecond
 
+_END = object()
 _KINDS = {Stored: "stored", Removed: "removed", Cleared: "cleared"}
 
 
@@ -31,11 +43,12 @@ class Trouble(NamedTuple):
     times: int = 1
 
 
-class _Piece(NamedTuple):
-    """A part of an event, of the batch with this number."""
+class _Reading(NamedTuple):
+    """A batch that is being applied, piece by piece."""
 
     sequence: int
-    event: Event
+    batch: Batch
+    pieces: Iterator[Event | None]  # None where a piece of reading is done
 
 
 class Feed:
@@ -46,7 +59,7 @@ class Feed:
         self._mirror = mirror
         self._rank = rank
         self._continuity = Continuity(can_replay=can_replay)
-        self._todo: deque[Action | _Piece] = deque()
+        self._todo: deque[Action | _Reading] = deque()
         self.sequence = -1  # of the newest batch applied
         self.lag = 0.0  # seconds from the newest batch's timestamp to its being applied
         self.replay: int | None = None  # ask for a replay from here, on a fresh socket; the shell sets it to None
@@ -100,10 +113,10 @@ class Feed:
         if not self._todo or self._mirror.crowded:
             return self._mirror.settle()
         match self._todo.popleft():
-            case _Piece(sequence, event):
-                self._apply(sequence, event)
+            case _Reading() as reading:
+                self._read(reading, wall_clock)
             case Apply(sequence, payload):
-                self._open(sequence, payload, wall_clock)
+                self._open(sequence, payload)
             case Forget():
                 self._mirror.forget()
                 self.sequence = -1
@@ -126,21 +139,35 @@ class Feed:
         """The keys held, earlier blocks of a chain before later ones, and the LoRA adapters seen."""
         return list(self._mirror.held), list(self._mirror.adapters)
 
-    def _open(self, sequence: int, payload: bytes, wall_clock: float) -> None:
+    def _open(self, sequence: int, payload: bytes) -> None:
         self.sequence = sequence
         try:
             batch = self._decode(payload)
         except UnusableEvents as error:
             self._lose(sequence, error)
+        else:
+            self._todo.appendleft(_Reading(sequence, batch, _pieces(batch)))
+
+    def _read(self, reading: _Reading, wall_clock: float) -> None:
+        try:
+            piece = next(reading.pieces, _END)
+        except UnusableEvents as error:
+            self._lose(reading.sequence, error)
             return
+        if piece is _END:
+            self._close(reading.batch, wall_clock)
+            return
+        self._todo.appendleft(reading)
+        if isinstance(piece, Event):
+            self._apply(reading.sequence, piece)
+
+    def _close(self, batch: Batch, wall_clock: float) -> None:
         if batch.skipped:
             self.troubles.append(Trouble("unknown_event", "an event of a kind that we do not know", batch.skipped))
         if None not in (batch.rank, self._rank) and batch.rank != self._rank:
             self.troubles.append(Trouble("rank", f"rank {batch.rank} publishes where rank {self._rank} should"))
         if self.knowledge is not Knowledge.RECOVERING and math.isfinite(batch.timestamp):
             self.lag = max(0.0, wall_clock - batch.timestamp)
-        parts = [_Piece(sequence, piece) for event in batch.events for piece in pieces(event, PIECE)]
-        self._todo.extendleft(reversed(parts))
 
     def _apply(self, sequence: int, event: Event) -> None:
         kind = _KINDS[type(event)]
@@ -161,3 +188,11 @@ class Feed:
 
     def _complain(self, error: UnusableEvents) -> None:
         self.troubles.append(Trouble(error.cause, str(error)))
+
+
+def _pieces(batch: Batch) -> Iterator[Event | None]:
+    for event in batch.events:
+        if event is None:
+            yield None
+        else:
+            yield from pieces(event, PIECE)

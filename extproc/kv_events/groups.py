@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from extproc.kv_events.engines import Stored, UnusableEvents
 
@@ -63,9 +63,10 @@ class Group:
     def __len__(self) -> int:
         return len(self._blocks)
 
-    def clear(self) -> None:
-        """The engine dropped all blocks."""
-        self._blocks = {}
+    def clear(self) -> dict[int, _Block]:
+        """The engine dropped all blocks. Returns what may be dropped of them piece by piece."""
+        blocks, self._blocks = self._blocks, {}
+        return blocks
 
     def takes(self, event: Stored) -> bool:
         """Whether an event is about whole blocks. vLLM also announces the last part of a prompt, as a smaller block.
@@ -192,10 +193,9 @@ class Groups:
         self.beginning = (Place(None, ALL),) * len(self.others)
         return True
 
-    def clear(self) -> None:
-        """The engine has dropped all blocks; its groups stay what they are."""
-        for group in self.others:
-            group.clear()
+    def clear(self) -> list[dict[int, Any]]:
+        """The engine has dropped all blocks; its groups stay what they are. Returns what may be freed bit by bit."""
+        return [group.clear() for group in self.others]
 
 
 def needed(kind: str | None, window: int | None, block_size: int) -> int:

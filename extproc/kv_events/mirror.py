@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Protocol
+from typing import Any, Protocol
 
 from extproc.base import blocks
 from extproc.base.errors import UnknownToken
@@ -39,6 +39,7 @@ MEMORY = 1 << 30  # bytes
 # Engine blocks after which a group that was never heard of before is no honest one: all groups announce themselves with
 # the first prompt that is cached. Everything is then forgotten, because every prompt would have to be looked at anew.
 LATE = 16_384
+FREED = 1024  # entries that a piece of freeing memory drops
 LONGEST_NAME = 512  # characters of a LoRA adapter's name; a longer one is not announced
 
 
@@ -78,7 +79,9 @@ class Mirror:
         self._token_bytes = 0.0  # of a token in the block with the longest ones
         self._block_size = 1  # tokens in the largest blocks of any group: hits end at whole ones
         self._ignored: Counter[str] = Counter()
-        self.forget()
+        self._debris: list[dict[int, Any]] = []  # what was held before, to be freed piece by piece
+        self._groups = Groups()
+        self._begin()
 
     @property
     def held(self) -> Iterable[int]:
@@ -92,14 +95,18 @@ class Mirror:
 
     def forget(self) -> None:
         """Hold nothing: what is known of the engine may no longer be true."""
-        self._groups = Groups()
         self._adapters.clear()
         self._clear()
+        self._groups = Groups()
+        self._begin()
 
     def _clear(self) -> None:
-        self._forest = Forest(self._size)
-        self._groups.clear()
+        self._debris += filter(None, (*self._groups.clear(), self._forest.remains, *self._claims.remains))
         self._removals.clear()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._forest = Forest(self._size)
         self._claims = Claims(self._forest, self._groups, self._size)
         self._forgot = True
         self._adapters_told = not self._adapters
@@ -124,11 +131,22 @@ class Mirror:
     @property
     def crowded(self) -> bool:
         """Whether to settle before more is applied."""
-        return self._claims.crowded
+        return self._claims.crowded or bool(self._debris)
 
     def settle(self) -> bool:
         """Do a piece of what follows from the events applied; False if there was nothing."""
-        return self._claims.settle()
+        return self._claims.settle() or self._sweep()
+
+    def _sweep(self) -> bool:
+        """Free a piece of what was held before all was dropped; at once it would take long."""
+        if not self._debris:
+            return False
+        last = self._debris[-1]
+        for _ in range(min(FREED, len(last))):
+            last.popitem()
+        if not last:
+            self._debris.pop()
+        return True
 
     def drain(self) -> Delta:
         """The net change since the last call, of what is settled: whole prefixes, whatever is not."""

@@ -1,11 +1,13 @@
 """KV-cache events as the router understands them, whichever engine sent them. Pure values; no wire format, no text.
 
-An engine's adapter is one file with one function, `decode(payload: bytes) -> Batch`, which raises `UnusableEvents` for
-a payload that it cannot read. Block hashes are unsigned 64-bit integers: an engine's own hash, folded by `fold`.
+An engine's adapter is one file with one function, `decode(payload: bytes) -> Batch`. It raises `UnusableEvents` for a
+payload that it cannot read, and so do the batch's events for one of them. Block hashes are unsigned 64-bit integers: an
+engine's own hash, folded by `fold`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -66,12 +68,15 @@ class Cleared:
 Event = Stored | Removed | Cleared
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Batch:
-    """What one step of the engine did to its cache, in order."""
+    """What one step of the engine did to its cache, in order. To be read once."""
 
-    events: Sequence[Event]
-    timestamp: float  # the engine's wall clock, seconds since the epoch
+    # Decoded one by one as they are asked for, so that a reader can stop between any two; None where a piece of that
+    # work is done and no event is ready yet. Raises `UnusableEvents`.
+    events: Iterator[Event | None]
+    # Known when all events are read, or sooner
+    timestamp: float = math.nan  # the engine's wall clock, seconds since the epoch
     rank: int | None = None  # data-parallel rank
     skipped: int = 0  # events of kinds that we do not know
 
@@ -86,6 +91,8 @@ class UnusableEvents(ExtProcError):
         self.cause = cause
 
 
+PIECE_TOKENS = 4096  # of one part of an event
+
 Decode = Callable[[bytes], Batch]
 
 
@@ -97,35 +104,40 @@ def fold(block_hash: int | bytes) -> int:
 
 
 def pieces(event: Event, blocks: int) -> Iterator[Event]:
-    """The same event in parts of at most `blocks` blocks, so that applying a huge one can be interrupted."""
-    if isinstance(event, Cleared) or len(event.hashes) <= blocks:
+    """The same event in parts of at most `blocks` blocks, or fewer large ones, so that others get their turn."""
+    if isinstance(event, Cleared):
         yield event
-    elif isinstance(event, Removed):
-        for start in range(0, len(event.hashes), blocks):
-            yield Removed(event.hashes[start : start + blocks], event.tier, event.group)
-    elif len(event.tokens) != len(event.hashes) * event.block_size:
-        for start in range(0, len(event.hashes), blocks):
-            parent = event.hashes[start - 1] if start else event.parent
-            yield replace(
-                event,
-                hashes=event.hashes[start : start + blocks],
-                parent=parent,
-                tokens=() if start else event.tokens,
-            )
-    else:
-        plain = len(event.hashes) if event.plain is None else event.plain
-        size = event.block_size
-        for start in range(0, len(event.hashes), blocks):
-            yield Stored(
-                event.hashes[start : start + blocks],
-                event.hashes[start - 1] if start else event.parent,
-                event.tokens[start * size : (start + blocks) * size],
-                size,
-                event.adapter,
-                None if start else event.salt,
-                max(plain - start, 0),
-                event.tier,
-                event.group,
-                event.kind,
-                event.window,
-            )
+        return
+    if isinstance(event, Stored):
+        blocks = max(1, min(blocks, PIECE_TOKENS // max(event.block_size, 1)))
+    if len(event.hashes) <= blocks:
+        yield event
+        return
+    for start in range(0, len(event.hashes), blocks):
+        hashes = event.hashes[start : start + blocks]
+        if isinstance(event, Removed):
+            yield Removed(hashes, event.tier, event.group)
+        else:
+            yield _part(event, hashes, start)
+
+
+def _part(event: Stored, hashes: Sequence[int], start: int) -> Stored:
+    """The blocks of an event from block `start` on."""
+    if not event.follows:
+        # Their places are not known from the tokens: only that these follow those of the part before.
+        parent = event.hashes[start - 1] if start else event.parent
+        return replace(event, hashes=hashes, parent=parent, tokens=() if start else event.tokens)
+    size = event.block_size
+    return Stored(
+        hashes,
+        event.hashes[start - 1] if start else event.parent,
+        event.tokens[start * size : (start + len(hashes)) * size],
+        size,
+        event.adapter,
+        None if start else event.salt,
+        None if event.plain is None else max(event.plain - start, 0),
+        event.tier,
+        event.group,
+        event.kind,
+        event.window,
+    )

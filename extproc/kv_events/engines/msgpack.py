@@ -6,21 +6,20 @@ with its kind first. Releases append fields, so a missing field is None and an u
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import msgspec
 
-from extproc.kv_events.engines import Batch, Event, Tier, UnusableEvents
+from extproc.kv_events.engines import Batch, Event, Tier, UnusableEvents, large
 
-# A step stores about as many tokens as it prefills. Eight MiB are 1.6 million tokens of five bytes, far above any
-# step; whatever is larger is not a batch, and decoding it would hold up the decisions that share the process.
+# A step stores about as many tokens as it prefills. Eight MiB are two million token ids, far above any step.
 MAX_PAYLOAD = 8 * 1024 * 1024
 MAX_EVENTS = 1 << 16
-MAX_BLOCKS = 1 << 18  # of one event
 
 Hash = int | bytes
-Hashes = Annotated[list[Hash], msgspec.Meta(max_length=MAX_BLOCKS)]
+Hashes = list[Hash]
 _Events = Annotated[list[msgspec.Raw], msgspec.Meta(max_length=MAX_EVENTS)]
 
 
@@ -85,30 +84,66 @@ class Reader:
         self._translate = translate
 
     def decode(self, payload: bytes) -> Batch:
-        """Read a payload. Raises `UnusableEvents`: `oversized`, `garbage` (no msgpack) or `wrong_shape` (no batch)."""
+        """Open a payload. Raises `UnusableEvents`, as the events of the batch do.
+
+        Its causes: `oversized`, `too_long` (a list in it, or a block), `garbage` (no msgpack), `wrong_shape`.
+        """
         if len(payload) > MAX_PAYLOAD:
             raise UnusableEvents("oversized", f"{len(payload)} bytes")
-        try:
-            batch: _MapBatch | _ArrayBatch = (_map_batch if _is_map(payload) else _array_batch).decode(payload)
-            read = [self._event(raw) for raw in batch.events]
-        except msgspec.ValidationError as error:
-            raise UnusableEvents("wrong_shape", str(error)) from error
-        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-            raise UnusableEvents("garbage", str(error)) from error
-        events = [event for event in read if event is not None]
-        return Batch(events, batch.ts, batch.data_parallel_rank, len(read) - len(events))
+        batch = Batch(iter(()))
+        if len(payload) <= large.LARGE:
+            batch.events = self._read(_frame(payload, batch), batch)
+        else:
+            batch.events = self._read(large.events(payload, MAX_EVENTS, lambda rest: _frame(rest, batch)), batch)
+        return batch
 
-    def _event(self, raw: msgspec.Raw) -> Event | None:
+    def _read(self, events: Iterable[msgspec.Raw | bytes | None], batch: Batch) -> Iterator[Event | None]:
+        """The events of a batch; None where a piece of work is done."""
+        for raw in events:
+            if raw is not None and memoryview(raw).nbytes > large.LARGE:
+                yield from self._read_large(bytes(raw), batch)
+            elif raw is None or (event := self._event(raw, batch)) is None:
+                yield None
+            else:
+                yield event
+
+    def _read_large(self, raw: bytes, batch: Batch) -> Iterator[Event | None]:
+        for part in large.parts(raw, lambda rest: self._event(rest, batch)):
+            yield None if part is None else self._event(part, batch)
+
+    def _event(self, raw: msgspec.Raw | bytes, batch: Batch) -> Event | None:
         """One event; None for a kind that we do not know."""
         is_map = _is_map(raw)
-        try:
-            struct = (self._maps if is_map else self._arrays).decode(raw)
-        except msgspec.ValidationError:
-            tag: _MapTag | _ArrayTag = (_map_tag if is_map else _array_tag).decode(raw)
-            if tag.type in self._tags:
-                raise
-            return None
-        return self._translate(struct)
+        with _judged():
+            try:
+                struct = (self._maps if is_map else self._arrays).decode(raw)
+            except msgspec.ValidationError:
+                tag: _MapTag | _ArrayTag = (_map_tag if is_map else _array_tag).decode(raw)
+                if tag.type in self._tags:
+                    raise
+                batch.skipped += 1
+                return None
+            return self._translate(struct)
+
+
+def _frame(payload: bytes, batch: Batch) -> Sequence[msgspec.Raw]:
+    """What a batch says of itself is noted; its events are returned undecoded."""
+    with _judged():
+        frame: _MapBatch | _ArrayBatch = (_map_batch if _is_map(payload) else _array_batch).decode(payload)
+    batch.timestamp, batch.rank = frame.ts, frame.data_parallel_rank
+    return frame.events
+
+
+@contextmanager
+def _judged() -> Iterator[None]:
+    """What msgspec says of bytes, in our words."""
+    try:
+        yield
+    except msgspec.ValidationError as error:
+        cause = "too_long" if "of length <=" in str(error) else "wrong_shape"
+        raise UnusableEvents(cause, str(error)) from error
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UnusableEvents("garbage", str(error)) from error
 
 
 def tier(medium: str | None, locality: str | None = None) -> Tier:

@@ -7,13 +7,12 @@ cache salt leaves no trace but another hash, and up to 0.13 a LoRA adapter has a
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from extproc.kv_events.engines import Batch, Cleared, Event, Removed, Stored, fold
 from extproc.kv_events.engines.msgpack import (
-    MAX_BLOCKS,
     ClearedArray,
     ClearedMap,
     Hash,
@@ -24,7 +23,7 @@ from extproc.kv_events.engines.msgpack import (
     tier,
 )
 
-_ExtraKeys = Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_BLOCKS)]
+_ExtraKeys = list[list[Any] | None]
 
 
 class _Stored(msgspec.Struct, gc=False):

@@ -213,6 +213,30 @@ def test_a_huge_event_is_applied_in_pieces() -> None:
     assert len(subject.drain().add) > 1000
 
 
+def test_a_payload_of_many_events_is_read_one_by_one() -> None:
+    """No step decodes or applies more than one of them, however many there are, and whatever they are."""
+    subject = feed()
+    subject.connected(0)
+    work(subject)
+    subject.replayed([b"", b"\xff" * 8, b""], 0)
+    subject.heard(message(0, pack(*(stored(block) for block in range(1, 2001)), *(2000 * [{"type": "BlockMoved"}]))), 0)
+    steps = 0
+    while subject.step(0):
+        steps += 1
+    assert steps > 4000
+    assert subject.blocks["stored", Tier.GPU] == 2000
+    assert [trouble.times for trouble in subject.troubles] == [2000]
+
+
+def test_a_payload_that_breaks_off_in_the_middle_is_lost_whole() -> None:
+    """What was applied of it is forgotten with all the rest."""
+    broken = pack(stored(1, 2), stored(3, parent=2) | {"block_hashes": "x"}, stored(4))
+    subject = live(pack(stored(7, 8)), broken)
+    assert causes(subject) == ["wrong_shape"]
+    assert subject.drain().add == []
+    assert subject.knowledge is Knowledge.UNKNOWN
+
+
 def test_a_payload_that_cannot_be_used_makes_the_instance_unknown() -> None:
     """It may have removed anything; so all is forgotten, until a clear."""
     subject = live(pack(stored(1, 2)), b"\xc1", pack(stored(1, 2)))

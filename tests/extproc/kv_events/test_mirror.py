@@ -129,6 +129,20 @@ def test_a_clear_empties_everything() -> None:
     assert told.apply(remove(PROMPT, 1, 0)) == set()
 
 
+def test_what_was_held_before_a_clear_is_freed_in_pieces() -> None:
+    """Nothing of it is held from the clear on, and new blocks wait until the old ones are gone."""
+    told = Told()
+    told.apply(*(Stored([block], None, [5, 4], BLOCK) for block in range(1, 5001)))
+    told.mirror.apply(Cleared())
+    assert (list(told.mirror.held), told.mirror.blocks, told.mirror.crowded) == ([], 0, True)
+    pieces = 0
+    while told.mirror.settle():
+        pieces += 1
+    assert pieces >= 5
+    assert not told.mirror.crowded
+    assert told.apply(store(PROMPT)) == set(chain(PROMPT))
+
+
 def test_adapter_and_salt_have_chains_of_their_own() -> None:
     """Equal text under another adapter or salt is another prompt."""
     told = Told()
