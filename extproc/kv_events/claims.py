@@ -63,6 +63,11 @@ class Claims:
         """Whether to settle before more is noted."""
         return len(self._stale) >= CROWDED or bool(self._shrinking or self._growing)
 
+    @property
+    def settled(self) -> bool:
+        """Whether nothing follows any more from what was noted."""
+        return not (self._stale or self._shrinking or self._growing)
+
     def drain(self) -> Moved:
         """The net change since the last call, of what is settled."""
         touched, self._touched = self._touched, {}

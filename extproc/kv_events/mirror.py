@@ -39,6 +39,7 @@ MEMORY = 1 << 30  # bytes
 # Engine blocks after which a group that was never heard of before is no honest one: all groups announce themselves with
 # the first prompt that is cached. Everything is then forgotten, because every prompt would have to be looked at anew.
 LATE = 16_384
+WAITING = 4096  # stored prompts to be told of later; what is beyond is not told, and guesses end by time
 FREED = 1024  # entries that a piece of freeing memory drops
 LONGEST_NAME = 512  # characters of a LoRA adapter's name; a longer one is not announced
 
@@ -151,17 +152,17 @@ class Mirror:
     def drain(self) -> Delta:
         """The net change since the last call, of what is settled: whole prefixes, whatever is not."""
         moved = self._claims.drain()
-        adapters = None if self._adapters_told else list(self._adapters)
+        # A key that is said to be stored must be among those added: what is not settled waits.
+        stored, self._stored = (self._stored, []) if self._claims.settled else ([], self._stored[-WAITING:])
         delta = Delta(
-            self._forgot,
-            moved.remove,
-            moved.add,
-            adapters,
-            +self._ignored,
-            self._stored,
-            max(1, ceil(self._token_bytes * self._block_size / self._size)),
+            forget=self._forgot,
+            remove=moved.remove,
+            add=moved.add,
+            adapters=None if self._adapters_told else list(self._adapters),
+            ignored=+self._ignored,
+            stored=stored,
+            span=max(1, ceil(self._token_bytes * self._block_size / self._size)),
         )
-        self._stored = []
         self._forgot = False
         self._adapters_told = True
         self._ignored.clear()

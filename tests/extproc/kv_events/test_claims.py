@@ -178,3 +178,15 @@ def test_settling_is_done_in_pieces_that_are_whole_prefixes() -> None:
             pieces += 1
         assert pieces > 10
     assert told.held == set(chain(LONG))
+
+
+def test_what_is_told_as_stored_is_held_by_then() -> None:
+    """A hint ends when the engine speaks: the index must know better at that moment."""
+    told = Told()
+    told.mirror.apply(store(PROMPT))
+    assert told.mirror.drain().stored == []
+    while told.mirror.settle():
+        pass
+    delta = told.mirror.drain()
+    assert list(delta.stored) == chain(PROMPT)[-1:] == list(delta.add[-1:])
+    assert told.mirror.drain().stored == []
