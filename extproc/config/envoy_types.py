@@ -60,6 +60,7 @@ with _without_validators(), warnings.catch_warnings():
         HealthCheck,
         HealthCheckHttpHealthCheck,
         HealthStatus,
+        HttpProtocolOptionsHeadersWithUnderscoresAction,
         RoutingPriority,
     )
     from envoy_data_plane.envoy.config.endpoint.v3 import LbEndpoint, LocalityLbEndpoints
@@ -97,6 +98,7 @@ __all__ = [
     "HealthStatus",
     "HttpConnectionManager",
     "HttpProtocolOptions",
+    "HttpProtocolOptionsHeadersWithUnderscoresAction",
     "LbEndpoint",
     "Listener",
     "LocalityLbEndpoints",

@@ -98,6 +98,11 @@ class RouteEntry:
         header = self.metadata.get(CLUSTER)
         return () if header is None or self.disabled or header.dynamic else cluster_names(header.value)
 
+    @property
+    def foreign(self) -> bool:
+        """Whether it leads past its pools: Envoy then ignores the decision, and how it serves is not ours to judge."""
+        return bool(self.cluster and self.pools) and self.cluster not in self.pools
+
 
 @dataclass(frozen=True, slots=True)
 class Chain:

@@ -74,6 +74,7 @@ def _listener(listener: Node, settings: EnvoySettings) -> None:
     config["processing_mode"]["request_body_mode"] = settings.body_mode
     if settings.body_mode == "FULL_DUPLEX_STREAMED":
         config["processing_mode"]["request_trailer_mode"] = "SEND"  # Envoy demands it
+        config["processing_mode"]["response_trailer_mode"] = "SEND"  # it would close the stream before the reply ends
         config["failure_mode_allow"] = False  # it cannot fail open, and says so
     given = {f"x-smetric-{key.replace('_', '-')}": str(value) for key, value in settings.policy.items()}
     kept = [entry for entry in config["grpc_service"]["initial_metadata"] if entry["key"] not in given]

@@ -284,7 +284,8 @@ async def test_a_percent_sign_that_is_no_command_keeps_envoy_from_asking(
 DROP_IN = (ROOT / "envoy" / "drop-in.yaml").read_text("utf-8")
 # Snippets of the page that not every drop-in needs -> the line of the file after which they go.
 ELSEWHERE = {
-    "typed_per_filter_config": "retry_policy: ",
+    "grpc_initial_metadata": "retry_policy: ",
+    "disabled: true": "retry_policy: ",
     "# the second of several workers": "address: extproc, port_value: 9002",
 }
 
@@ -296,7 +297,7 @@ def snippets() -> list[str]:
 
 
 def test_the_page_shows_the_file() -> None:
-    """Every YAML snippet of docs/drop-into-your-envoy.md stands, line by line, in envoy/drop-in.yaml, save two."""
+    """Every YAML snippet of docs/drop-into-your-envoy.md stands, line by line, in envoy/drop-in.yaml, save three."""
     missing = [snippet for snippet in snippets() if snippet not in DROP_IN]
     assert len(snippets()) >= 11
     assert len(missing) == len(ELSEWHERE)
@@ -314,7 +315,7 @@ def test_the_other_snippets_fit_into_the_file(word: str, tmp_path: Path) -> None
     assert done.returncode == 0, done.stderr
     report = config.inspect(path)
     assert report.problems == (), report.render()
-    if word == "typed_per_filter_config":
+    if word == "grpc_initial_metadata":
         assert [settings.options["hit_ratio"] for _, settings in report.routes] == [0.8]
 
 

@@ -6,11 +6,14 @@ from collections.abc import Iterator
 from typing import Final
 
 from extproc.base.headers import DESTINATION, EXPLANATION, NAMESPACE
-from extproc.config.checks.shared import Pools, filters, matches, override_host, pools_behind
+from extproc.config.checks.shared import Pools, filters, matches, modes_of, override_host, pools_behind
+from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
-from extproc.config.topology import Topology
+from extproc.config.topology import RouteEntry, Topology
 from extproc.routing.route import CLUSTER
+
+DECOMPRESSOR: Final = "envoy.extensions.filters.http.decompressor.v3.Decompressor"
 
 
 def exists(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -44,6 +47,33 @@ def speaks_grpc(topology: Topology, pools: Pools) -> Iterator[Problem]:
         if message.grpc_service is None and node.get("grpc_service") is None:
             advice = "write grpc_service: {envoy_grpc: {cluster_name: CLUSTER_OF_EXTPROC}}"
             yield error(node.near("http_service").place, "the filter has no grpc_service", advice)
+
+
+def decides_once(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Each filter of ours asks for a decision of its own; the last one's counts, and all of them are loads."""
+    managers = [chain.manager.node.place for chain in topology.chains]
+    for index, chain in enumerate(topology.chains):
+        if chain.manager.node.place in managers[:index]:
+            text = "a second ext_proc filter of ours in one chain: every request is decided and counted twice"
+            yield warning(chain.filters[chain.position].place, text, "remove one of them")
+
+
+def decompressed(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A body must be decompressed before we see it, and in one mode Envoy then sends it twice."""
+    for chain in topology.chains:
+        streams = any(mode.request_body_mode is Body.FULL_DUPLEX_STREAMED for mode, _ in modes_of(chain))
+        for position, http_filter in enumerate(chain.filters):
+            if not any(_decompresses(node) for node in http_filter.find(DECOMPRESSOR)):
+                continue
+            if position > chain.position:
+                text = "bodies that clients compress are decompressed after we see them: load alone decides"
+                yield warning(http_filter.place, text, "put the decompressor before ext_proc")
+            elif streams and any(_retries(route) for _, route in topology.pool_routes() if route in chain.routes):
+                text = (
+                    "with FULL_DUPLEX_STREAMED and a retry_policy Envoy sends a body that it decompressed twice, and "
+                )
+                text += "engines answer with 400"
+                yield warning(http_filter.place, text, "write request_body_mode: BUFFERED, or remove the retry_policy")
 
 
 def decides(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -123,6 +153,17 @@ def immediate_response(topology: Topology, pools: Pools) -> Iterator[Problem]:
             yield warning(node.near("disable_immediate_response").place, text, "remove disable_immediate_response")
 
 
+def _decompresses(decompressor: Node) -> bool:
+    """Whether it does so with requests: by default it does."""
+    enabled = decompressor.get("request_direction_config", "common_config", "enabled", "default_value")
+    return enabled is None or str(enabled.raw.value).lower() != "false"
+
+
+def _retries(route: RouteEntry) -> bool:
+    action = route.route.message.route
+    return bool((action and action.retry_policy) or route.virtual_host.message.retry_policy)
+
+
 def _lists(patterns: Node, header: str) -> bool:
     """Whether one of a list of string matchers fits the header."""
     for pattern in patterns.items():
@@ -145,6 +186,8 @@ CHECKS: Final = (
     exists,
     has_pool,
     speaks_grpc,
+    decides_once,
+    decompressed,
     decides,
     receives_metadata,
     sees_server,

@@ -9,6 +9,9 @@ from typing import Final
 from extproc.base.headers import PREFILLER
 from extproc.base.model import Role
 from extproc.config.checks.shared import Pools, override_host, pools_behind, removed_before, shown
+from extproc.config.envoy_types import (
+    HttpProtocolOptionsHeadersWithUnderscoresAction as Underscores,
+)
 from extproc.config.report import Problem, warning
 from extproc.config.topology import RouteEntry, Topology
 
@@ -47,6 +50,17 @@ def idle_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
             yield warning(place, text, "write stream_idle_timeout: 3600s")
 
 
+def underscores(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """What Envoy refuses while it parses gets no answer: it asks us about the one it has, and is gone before ours."""
+    for chain in topology.chains:
+        options = chain.manager.message.common_http_protocol_options
+        if options and options.headers_with_underscores_action is Underscores.REJECT_REQUEST:
+            text = "a request with an underscore in a header's name (Codex sends session_id) is refused, and with "
+            text += "ext_proc in the chain its client sees a closed connection instead of 400"
+            place = chain.manager.node.near("common_http_protocol_options", "headers_with_underscores_action").place
+            yield warning(place, text, "write headers_with_underscores_action: ALLOW, or DROP_HEADER")
+
+
 def spoofed(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """Where Envoy reads the destination from a header, a client can write it while ext_proc is away."""
     for chain in topology.chains:
@@ -83,4 +97,4 @@ def _own_limit(route: RouteEntry) -> int:
     return (route.virtual_host.message.request_body_buffer_limit if own is None else own) or 0
 
 
-CHECKS: Final = (buffer_limit, idle_timeout, spoofed, prefiller_spoofed)
+CHECKS: Final = (buffer_limit, idle_timeout, underscores, spoofed, prefiller_spoofed)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from extproc.base.headers import POOL
-from extproc.config.checks.shared import Pools
+from extproc.config.checks.shared import Pools, routes_to_pools
 from extproc.config.envoy_types import ProcessingMode
 from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
@@ -51,7 +51,7 @@ def names_models(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 def shows_responses(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """A request that continues a stored response must reach the engine that keeps it."""
-    for chain, route in topology.pool_routes():
+    for chain, route in routes_to_pools(topology):
         message = chain.filter.message
         mode = message.processing_mode or ProcessingMode()
         for override in route.overrides:

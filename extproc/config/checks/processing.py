@@ -10,9 +10,10 @@ from typing import Final
 from extproc.base.errors import ConfigError
 from extproc.base.model import Disaggregation
 from extproc.config.checks.models import for_responses
-from extproc.config.checks.shared import Pools, filters, modes, overrides, shown
+from extproc.config.checks.shared import Pools, filters, modes, modes_of, overrides, shown
 from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.envoy_types import ProcessingModeHeaderSendMode as Headers
+from extproc.config.gateway import obeys_overrides
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Chain, Topology
 from extproc.routing.disaggregation.halves import budget_ms
@@ -84,6 +85,34 @@ def response_body(topology: Topology, pools: Pools) -> Iterator[Problem]:
             yield warning(node.near("response_body_mode").place, text, "write response_body_mode: NONE")
 
 
+def closes_early(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Envoy closes the stream as soon as it has nothing more to show, and the load is given back with it."""
+    for chain in topology.chains:
+        asked = obeys_overrides(chain) is True  # then we ask for the response's end ourselves
+        for mode, node in modes_of(chain):
+            duplex = mode.request_body_mode is Body.FULL_DUPLEX_STREAMED
+            early = duplex or (mode.request_body_mode is Body.NONE and not asked)
+            shown = mode.response_trailer_mode is Headers.SEND or mode.response_body_mode is not Body.NONE
+            if early and not shown:
+                text = f"request_body_mode {mode.request_body_mode.name}: Envoy closes the stream at the response's "
+                text += "headers, so that loads are too low while replies stream, and x-smetric-max-load does not shed"
+                yield warning(node.near("response_trailer_mode").place, text, "write response_trailer_mode: SEND")
+
+
+def holds_tunnels(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A WebSocket's body never ends: where Envoy waits for it, we must be allowed to say that it shall not."""
+    for chain in topology.chains:
+        actions = [route.route.message.route for _, route in topology.pool_routes() if route in chain.routes]
+        let_in = chain.manager.message.upgrade_configs or any(action and action.upgrade_configs for action in actions)
+        if not let_in or obeys_overrides(chain) is True:
+            continue
+        for mode, node in modes_of(chain):
+            if mode.request_body_mode in (Body.BUFFERED, Body.BUFFERED_PARTIAL):
+                text = f"upgrades are let in, and request_body_mode {mode.request_body_mode.name} waits for the end of "
+                text += "a body that never ends: we let go of such a request, and its load is not counted"
+                yield warning(node.near("request_body_mode").place, text, "write allow_mode_override: true")
+
+
 def message_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """Long enough for the largest body, short enough for a router that hangs."""
     low, high = TIMEOUTS
@@ -131,6 +160,8 @@ CHECKS: Final = (
     request_body,
     response_headers,
     response_body,
+    closes_early,
+    holds_tunnels,
     message_timeout,
     prefill_timeout,
 )

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Final
 
-from extproc.config.checks.shared import Pools
+from extproc.config.checks.shared import Pools, routes_to_pools
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, warning
 from extproc.config.topology import Topology
@@ -32,7 +32,7 @@ _GROUPING = re.compile(r"\((?:\?:|\?P?<\w+>)?|[)^$]")
 
 def recognised(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """A path that a rewrite turns into an API's must be recognised as that API's before."""
-    routes = {route.route.node.place: route.route.node for _, route in topology.pool_routes()}
+    routes = {route.route.node.place: route.route.node for _, route in routes_to_pools(topology)}
     for node in routes.values():
         action = node.near("route")
         specifier = next((name for name in _SPECIFIERS if _text(action.get(name))), None)

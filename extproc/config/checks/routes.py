@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from extproc.base.errors import ConfigError
-from extproc.config.checks.shared import Pools, shown
+from extproc.config.checks.shared import Pools, routes_to_pools, shown
 from extproc.config.checks.substitutions import commands
 from extproc.config.envoy_types import RouteAction
 from extproc.config.nodes import Node
@@ -31,6 +31,7 @@ from extproc.routing.route import (
     suggest,
 )
 
+PER_ROUTE = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
 REPLY = timedelta(minutes=5)  # a long reply, streamed
 DEFAULT_TIMEOUT = timedelta(seconds=15)  # Envoy's
 FALLBACKS = 2  # in the answer, beside the choice
@@ -52,13 +53,15 @@ def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 
 def goes_to_pool(topology: Topology, pools: Pools) -> Iterator[Problem]:
-    """A destination outside the route's cluster is ignored."""
+    """A destination outside the route's cluster is ignored, and each of its requests asks for one all the same."""
     for _, route in topology.pool_routes():
         known = [name for name in route.pools if name in topology.clusters]
-        if route.cluster and known and route.cluster not in known:
+        if route.foreign and known:
             names = " or ".join(known)
-            text = f"the route goes to {route.cluster} and ext_proc decides for {names}: Envoy ignores that"
-            advice = f"write cluster: {names}, or disable ext_proc here: ExtProcPerRoute {{disabled: true}}"
+            text = f"the route goes to {route.cluster}, and ext_proc decides for {names}: Envoy ignores the decision, "
+            text += f"and {names} counts a load that it does not have"
+            advice = "switch the filter off here: typed_per_filter_config: {NAME_OF_THE_FILTER: {'@type': "
+            advice += f"type.googleapis.com/{PER_ROUTE}, disabled: true}}}}; or write cluster: {names}"
             yield warning(route.route.node.near("route").place, text, advice)
 
 
@@ -78,7 +81,7 @@ def timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
 
 def retries(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """A request moves to a fallback when its instance is down or dies, as often as there are fallbacks."""
-    for _, route in topology.pool_routes():
+    for _, route in routes_to_pools(topology):
         own = route.route.message.route
         node, policy = route.route.node.near("route", "retry_policy"), own.retry_policy if own else None
         if policy is None:
@@ -149,7 +152,7 @@ def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
 
 
 def _actions(topology: Topology) -> Iterator[tuple[Node, RouteAction]]:
-    for _, route in topology.pool_routes():
+    for _, route in routes_to_pools(topology):
         action = route.route.message.route
         if action is not None:
             yield route.route.node.near("route"), action

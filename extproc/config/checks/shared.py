@@ -19,7 +19,7 @@ from extproc.config.envoy_types import (
 )
 from extproc.config.nodes import Node
 from extproc.config.settings import PoolSettings
-from extproc.config.topology import Chain, Topology
+from extproc.config.topology import Chain, RouteEntry, Topology
 
 Pools = Mapping[str, PoolSettings]
 
@@ -52,6 +52,19 @@ def modes(topology: Topology) -> Iterator[tuple[ProcessingMode, Node, bool]]:
             own = override.message.failure_mode_allow
             allow = chain.filter.message.failure_mode_allow if own is None else own
             yield mode, override.node.near("processing_mode"), allow
+
+
+def routes_to_pools(topology: Topology) -> Iterator[tuple[Chain, RouteEntry]]:
+    """The routes on which ext_proc decides and that lead to one of the pools, or to where a request's header says."""
+    return ((chain, route) for chain, route in topology.pool_routes() if not route.foreign)
+
+
+def modes_of(chain: Chain) -> Iterator[tuple[ProcessingMode, Node]]:
+    """The processing modes in use behind one filter, and where each is (or would be) written."""
+    yield chain.filter.message.processing_mode or ProcessingMode(), chain.filter.node.near("processing_mode")
+    for override in (override for route in chain.routes for override in route.overrides):
+        if override.message.processing_mode is not None:
+            yield override.message.processing_mode, override.node.near("processing_mode")
 
 
 def pools_behind(chain: Chain, topology: Topology) -> list[Located[Cluster]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,25 @@ def template(field: str, kind: str, **typed: str) -> Yaml:
     """A path template, to match or to rewrite by."""
     url = f"type.googleapis.com/envoy.extensions.path.{kind}.uri_template.v3.UriTemplate{kind.title()}Config"
     return {field: {"name": kind, "typed_config": {"@type": url, **typed}}}
+
+
+def another_service(yaml: Yaml) -> None:
+    """A route to a cluster of somebody else's, with Envoy's defaults."""
+    routes = manager(yaml)["route_config"]["virtual_hosts"][0]["routes"]
+    routes.insert(0, {"match": {"prefix": "/ui"}, "route": {"cluster": "extproc"}})
+
+
+def decompressor(position: int) -> Trap:
+    """A decompressor among the filters."""
+    url = "type.googleapis.com/envoy.extensions.filters.http.decompressor.v3.Decompressor"
+    entry = {"name": "decompressor", "typed_config": {"@type": url}}
+    return lambda yaml: manager(yaml)["http_filters"].insert(position, entry)
+
+
+def second_filter(yaml: Yaml) -> None:
+    """The ext_proc filter once more."""
+    filters = manager(yaml)["http_filters"]
+    filters.insert(2, copy.deepcopy(filters[1]) | {"name": "ext_proc again"})
 
 
 # trap, severity, where the problem is said to be (the end of its path), what is said, what to write instead
@@ -215,7 +235,10 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
         W, "request_body_mode", "cut off", "BUFFERED",
     ),
     "full duplex": (
-        at_filter("processing_mode.request_body_mode", "FULL_DUPLEX_STREAMED"),
+        all_of(
+            at_filter("processing_mode.request_body_mode", "FULL_DUPLEX_STREAMED"),
+            at_filter("processing_mode.response_trailer_mode", "SEND"),
+        ),
         W, "request_body_mode", "does not fail open", "BUFFERED",
     ),
     "gRPC body": (at_filter("processing_mode.request_body_mode", "GRPC"), E, "body_mode", "gRPC", "BUFFERED"),
@@ -341,6 +364,32 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     ),
     "another cluster": (
         at_manager(f"{ROUTE}.route.cluster", "extproc"), W, "routes[0].route", "goes to extproc", "cluster: engines",
+    ),
+    # Nothing else is said of it, such as of its timeout and its retries: they are not ours.
+    "another service beside": (
+        another_service, W, "routes[0].route", "engines counts a load that it does not have", "disabled: true",
+    ),
+    "underscores refused": (
+        at_manager("common_http_protocol_options.headers_with_underscores_action", "REJECT_REQUEST"),
+        W, "headers_with_underscores_action", "closed connection instead of 400", "ALLOW, or DROP_HEADER",
+    ),
+    "decompressed too late": (
+        decompressor(2), W, "http_filters[2]", "decompressed after we see them", "before ext_proc",
+    ),
+    "two filters": (second_filter, W, "http_filters[2]", "decided and counted twice", "remove one"),
+    "a WebSocket that waits": (
+        all_of(
+            at_filter("allow_mode_override", DELETE),
+            at_manager("upgrade_configs", [{"upgrade_type": "websocket"}]),
+        ),
+        W, "request_body_mode", "a body that never ends", "allow_mode_override: true",
+    ),
+    "a WebSocket of one route": (
+        all_of(
+            at_filter("allow_mode_override", DELETE),
+            at_manager(f"{ROUTE}.route.upgrade_configs", [{"upgrade_type": "websocket"}]),
+        ),
+        W, "request_body_mode", "a body that never ends", "allow_mode_override: true",
     ),
     "an API that only the rewrite names": (
         all_of(at_manager(f"{ROUTE}.match", {"prefix": "/a/"}), at_manager(f"{ROUTE}.route.prefix_rewrite", "/v1/")),
@@ -494,6 +543,52 @@ def test_a_rewrite_that_hides_nothing_is_no_trap(match: Yaml, rewrite: Yaml, tmp
     for key, value in rewrite.items():
         change(manager(yaml), f"{ROUTE}.route.{key}", value)
     assert not inspect(yaml, tmp_path).problems
+
+
+DUPLEX = "FULL_DUPLEX_STREAMED"
+
+
+@pytest.mark.parametrize(
+    ("modes", "allowed", "early"),
+    [
+        ({"request_body_mode": DUPLEX}, True, True),  # Envoy takes no override there
+        ({"request_body_mode": DUPLEX, "response_trailer_mode": "SEND"}, True, False),
+        ({"request_body_mode": DUPLEX, "response_body_mode": "STREAMED"}, True, False),
+        ({"request_body_mode": "NONE"}, True, False),  # we ask for the response's end
+        ({"request_body_mode": "NONE"}, False, True),
+        ({"request_body_mode": "NONE", "response_trailer_mode": "SEND"}, False, False),
+        ({"request_body_mode": "BUFFERED"}, False, False),
+        ({"request_body_mode": "STREAMED"}, False, False),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("on_route", [False, True])
+def test_what_lets_envoy_close_early(modes: Yaml, allowed: bool, early: bool, on_route: bool, tmp_path: Path) -> None:
+    """As a real Envoy does it (tests/epp/test_envoy_loads.py), in the filter's mode and in a route's own."""
+    yaml = clean()
+    ext_proc(yaml)["allow_mode_override"] = allowed
+    if on_route:
+        per_route(f"{URL}.ExtProcPerRoute", overrides={"processing_mode": modes})(yaml)
+    else:
+        ext_proc(yaml)["processing_mode"] |= {"response_trailer_mode": "SKIP"} | modes
+    said = [problem for problem in inspect(yaml, tmp_path).problems if "closes the stream" in problem.message]
+    assert [problem.advice for problem in said] == ["write response_trailer_mode: SEND"] * early
+
+
+@pytest.mark.parametrize(("mode", "twice"), [("BUFFERED", False), (DUPLEX, True)])
+def test_what_makes_envoy_send_a_body_twice(mode: str, twice: bool, tmp_path: Path) -> None:
+    """A decompressor before ours ends bodies with trailers, and where Envoy may retry it then repeats what it kept."""
+    yaml = clean()
+    decompressor(0)(yaml)
+    ext_proc(yaml)["processing_mode"]["request_body_mode"] = mode
+    problems = inspect(yaml, tmp_path).problems
+    assert ["decompressed twice" in problem.message for problem in problems].count(True) == twice
+    change(
+        manager(yaml),
+        "http_filters[0].typed_config.request_direction_config.common_config.enabled.default_value",
+        False,
+    )
+    assert not any("decompressed" in problem.message for problem in inspect(yaml, tmp_path).problems)
 
 
 def test_a_place_is_a_line_that_an_editor_can_jump_to(tmp_path: Path) -> None:

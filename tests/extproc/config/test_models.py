@@ -81,7 +81,7 @@ def responses_route(yaml: Yaml, *, override: bool, mode: str = "BUFFERED", shown
     filtered: dict[str, Any] = ext_proc(yaml)
     if not override:
         del filtered["allow_mode_override"]
-    filtered["processing_mode"]["request_body_mode"] = mode
+    filtered["processing_mode"] |= {"request_body_mode": mode, "response_trailer_mode": "SEND"}
     filtered["failure_mode_allow"] = mode == "BUFFERED"
     route = copy.deepcopy(routes(yaml)[0])
     route["match"] = {"path_separated_prefix": "/v1/responses"}
