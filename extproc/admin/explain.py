@@ -137,7 +137,9 @@ class Explainer:
         if not pools:
             raise ConfigError(f"no pool {route.cluster!r}: known are {', '.join(self._pools)}")
         pool = pool_for(pools, self._router.adapters, ask.body)
-        quiet = replace(pool, speculation=_Silent(pool.speculation), turns=pool.turns.copy())
+        quiet = replace(
+            pool, speculation=_Silent(pool.speculation), turns=pool.turns.copy(), preambles=pool.preambles.copy()
+        )
         model = apis.model_of(ask.body) if ask.body is not None else None
         begun = Explanation(ask.path.partition("?")[0], model, pool.name, route.policy, route.options)
         try:

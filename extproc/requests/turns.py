@@ -49,6 +49,21 @@ def turns(messages: Sequence[Message], seed: int, head: bytes = b"") -> list[Tur
     return [*found, Turn(seed, end)]
 
 
+def asked(messages: Sequence[Message], seed: int) -> tuple[list[int], int, int]:
+    """Keys of all that stands before each reply, up to the end of the last one, and of the whole."""
+    replies: list[int] = []
+    history = seed
+    for message in messages:
+        reply = message["role"] == "assistant"
+        if reply:
+            replies.append(seed)
+        pieces = list(_pieces(message))
+        seed = xxh3_64_intdigest(b"".join(b"%d:%b" % (len(piece), piece) for piece in pieces), seed)
+        if reply:
+            history = seed
+    return replies, history, seed
+
+
 def media_bytes(messages: Sequence[Message]) -> int:
     """What the media of these messages count for."""
     return MEDIUM_BYTES * sum(map(_media, messages))

@@ -15,12 +15,13 @@ from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
 from extproc.base.model import Reason, Request
 from extproc.requests import apis, paths
-from extproc.requests.turns import Turn, media_bytes, turns
+from extproc.requests.turns import Turn, asked, media_bytes, turns
 from extproc.routing import adapters
 from extproc.routing.adapters import Announced
 from extproc.routing.disaggregation.bodies import divisible
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.preambles import MOST_EXAMPLES, Spoken
 
 _log = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Query:
     # Where the model is a LoRA adapter on some instances only (`adapters.py`), `chain` counts there, ...
     base_chain: Sequence[int] = ()  # ... and these keys on the others
     loaded: frozenset[str] = adapters.NOWHERE  # where that is, by name
+    spoken: Spoken | None = None  # what may show that its replies are examples; None where they are not
 
     def chain_on(self, instance: str) -> Sequence[int]:
         """The keys that its prompt has on an instance, by name."""
@@ -127,6 +129,7 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
         chain = blocks.extend(text, roots.root, pool.block_bytes)
         found = turns(request.messages, blocks.root(pool.name, request.model, request.cache_salt), text)
         base_chain = blocks.extend(text, roots.base, pool.block_bytes) if roots.base is not None else ()
+        spoken = _spoken(request, roots.root) if turn is None and not found else None
     except UnreadableBody:
         return Query(known, degraded=Reason.UNREADABLE_BODY)
     except UnsupportedApi:
@@ -149,8 +152,13 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
         stores=request.stored,
         base_chain=base_chain,
         loaded=roots.loaded,
+        spoken=spoken,
     )
     return _with_media(query, request, found)
+
+
+def _spoken(request: Request, seed: int) -> Spoken | None:
+    return None if request.turn > MOST_EXAMPLES else Spoken(*asked(request.messages, seed))
 
 
 def _with_media(query: Query, request: Request, found: Sequence[Turn]) -> Query:

@@ -65,6 +65,8 @@ class Router:
         Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
         """
         query = read(pool, self.adapters(pool.name), ask)
+        if query.spoken is not None and pool.preambles.begins(query.spoken):
+            query = replace(query, turn=0, history=0)
         if query.response is not None:
             query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}

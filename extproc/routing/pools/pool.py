@@ -10,6 +10,7 @@ from extproc.base.model import Instance, Role, Source
 from extproc.prompts.renderer import PromptRenderer
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.mismatch import Agreement
+from extproc.routing.pools.preambles import Preambles
 from extproc.routing.pools.speculation import Speculation
 from extproc.routing.pools.suspects import Suspects
 from extproc.routing.pools.turns import Turns
@@ -27,6 +28,7 @@ class Pool:
     instances: Sequence[Instance] = ()
     cursor: int = 0  # the place after the instance that was chosen last: for round robin
     turns: Turns = field(default_factory=Turns)
+    preambles: Preambles = field(default_factory=Preambles)
     speculation: Speculation = field(default_factory=Speculation)
     agreement: Agreement = field(default_factory=Agreement)
     suspects: Suspects = field(default_factory=Suspects)
