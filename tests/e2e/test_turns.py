@@ -65,6 +65,23 @@ async def test_large_and_small_first_turns_both_spread(pair: Stack) -> None:
     assert all(small[engine.address] >= 2 for engine in pair.engines), small
 
 
+async def test_examples_written_as_replies_do_not_gather_sessions(pair: Stack) -> None:
+    """Twelve sessions whose first requests share a few examples: all but the first two are known to begin, and spread;
+    each then stays, as any other."""
+    shots = [("system", f"You edit files. {WORD * 60}")]
+    for shot in range(2):
+        shots += [("user", f"example {shot} {WORD * 10}"), ("assistant", f"an edit {shot} {WORD * 10}")]
+    engines = Counter[str]()
+    for number in range(12):
+        history = [*shots, ("user", f"user {number} asks {WORD * 10}")]
+        first = await post(pair, chat(*history))
+        reply = first.json["choices"][0]["message"]["content"] or ""
+        again = await post(pair, chat(*history, ("assistant", reply), ("user", "and now")))
+        assert again.engine == first.engine
+        engines[first.engine or ""] += 1
+    assert all(4 <= engines[engine.address] <= 8 for engine in pair.engines), engines
+
+
 @pytest.mark.parametrize("kind", ["nothing", "models"])
 async def test_two_routers_on_one_redis_spread_sessions(kind: str) -> None:
     """24 sessions that reach two routers in turn, on four engines: six each, give or take two."""

@@ -11,12 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-MOST_EXAMPLES = (
-    8  # replies in a request that may be examples; with more it is a session, and nothing is remembered of it
-)
-SEVERAL = (
-    3  # different requests that go on from one history: one may be edited, or tried by a router that knows no more
-)
+MOST_EXAMPLES = 8  # replies that may be examples; a request with more is a session's, and is not remembered
+SEVERAL = 3  # different requests that go on from one history: with two, one may be the other one edited
 CAPACITY = 16_384  # requests remembered, and histories
 
 
