@@ -116,7 +116,7 @@ def _pool(pool: PoolSettings) -> Iterator[str]:
     yield f"{_INDENT}index      from {source}, in prompt blocks of {pool.prompt_block_bytes} bytes"
     yield f"{_INDENT}model      {pool.model_dir or 'no files: prompts are compared in a plain form of our own'}"
     if pool.models:
-        yield f"{_INDENT}serves     {', '.join(sorted(pool.models))}; any other name may be a LoRA adapter"
+        yield f"{_INDENT}serves     {', '.join(sorted(pool.models))}; any other name is a LoRA adapter"
     for endpoint in pool.endpoints:
         yield f"{_INDENT}endpoint   {_endpoint(endpoint)}"
     if pool.discovery is Discovery.EDS and not pool.endpoints:

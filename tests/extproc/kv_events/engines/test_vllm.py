@@ -74,6 +74,8 @@ def test_unknown_fields_are_ignored() -> None:
     assert only(pack(stored(session_id="s", moon_phase=3, ownership=None))) == Stored([7], None, [1, 2], 2)
     assert only(pack(["BlockRemoved", [7], "GPU", 0, None, None, "later"])) == Removed([7])
     assert only(pack(["AllBlocksCleared", 1])) == Cleared()
+    counted = {"type": "BlockRemoved", "block_hashes": [7], "medium": "GPU", "remaining_copy_counts": [1]}
+    assert only(pack(counted)) == Removed([7])
 
 
 def test_unknown_events_are_skipped_and_counted() -> None:
