@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
 
 MEMORY: Final = "memory://"  # an index of this process alone
+# Streams of one gRPC connection at a time, about 300 MB if a stranger opens them. Far more than an Envoy has in flight:
+# it opens another connection where one is full, but what it sends before it knows the limit goes on without a decision.
+MAX_STREAMS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,9 @@ class Options:
     tls_cert: Path | None = None
     tls_key: Path | None = None
     tls_self_signed: bool = False
+    tls_client_ca: Path | None = None  # who signs the certificates that Envoy must show
+    tokens: tuple[str, ...] = field(default=(), repr=False)  # of which Envoy must show one
+    max_streams: int = MAX_STREAMS  # of one connection
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
     log_level: str = "info"

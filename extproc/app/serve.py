@@ -22,10 +22,12 @@ from extproc.config import Settings
 from extproc.index.routed_writer import Recorder
 from extproc.instances.health_checks import HealthChecker
 from extproc.processor import tls
+from extproc.processor.access import Access
 from extproc.processor.grpc_health import GrpcHealth
 from extproc.processor.prefiller import Prefiller
 from extproc.processor.routes import Routes
-from extproc.processor.server import BASIC, OPTIONS, Processor, credentials
+from extproc.processor.server import BASIC, Processor, credentials
+from extproc.processor.server import options as server_options
 from extproc.processor.stream import Services
 from extproc.routing.pools.pool import Pool
 from extproc.routing.router import Decision
@@ -62,17 +64,29 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         prefiller = Prefiller()
         stack.push_async_callback(prefiller.close)
         services = Services(
-            node.router, node.pools, routes, record, prefiller, options.conformance, gateway=settings.gateway
+            node.router,
+            node.pools,
+            routes,
+            record,
+            prefiller,
+            conformance=options.conformance,
+            access=Access(options.tokens),
+            gateway=settings.gateway,
         )
         processor = Processor(services)
         node.page.streams = lambda: processor.streams
-        server, probes, health = grpc.aio.server(options=OPTIONS), grpc.aio.server(options=BASIC), GrpcHealth()
+        server, probes, health = (
+            grpc.aio.server(options=server_options(options.max_streams)),
+            grpc.aio.server(options=BASIC),
+            GrpcHealth(),
+        )
         server.add_generic_rpc_handlers((processor.handler(),))
         for one in (server, probes):
             health.add_to(one)
         await health.set(ready=False)
         certificates = tls.source(options.tls_cert, options.tls_key, self_signed=options.tls_self_signed)
-        _bind(server, "--listen", options.listen, certificates)
+        clients = tls.authorities(options.tls_client_ca, certificates)
+        _bind(server, "--listen", options.listen, certificates and credentials(certificates, clients))
         _bind(probes, "--health", options.health)
         if not await _before(stop, node.start()):
             return
@@ -85,7 +99,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         gc.collect()
         gc.freeze()  # vocabularies and types stay for ever: no later collection needs to look at them
         await health.set(ready=True)
-        names, secured = ", ".join(node.pools), "TLS" if certificates else "plaintext"
+        names, secured = ", ".join(node.pools), _secured(options)
         index = without_secrets(options.index)
         _log.info("serving ext_proc on %s (%s), index %s, pools %s", options.listen, secured, index, names)
         if options.conformance:
@@ -121,6 +135,14 @@ async def follow(settings: Settings, options: Options, stop: asyncio.Event) -> N
             await stop.wait()
 
 
+def _secured(options: Options) -> str:
+    """How the gRPC port is guarded, for the log."""
+    tls_on = options.tls_cert or options.tls_self_signed
+    kinds = ["TLS" if tls_on else "plaintext"]
+    kinds += ["client certificates"] * (options.tls_client_ca is not None) + ["a token"] * bool(options.tokens)
+    return ", ".join(kinds)
+
+
 def _record(recorder: Recorder) -> Callable[[Pool, Decision], None]:
     def note(pool: Pool, routed: Decision) -> None:
         """Of pools that follow events only what these cannot tell."""
@@ -133,13 +155,13 @@ def _record(recorder: Recorder) -> Callable[[Pool, Decision], None]:
     return note
 
 
-def _bind(server: grpc.aio.Server, flag: str, address: Address, certificates: tls.Source | None = None) -> None:
+def _bind(server: grpc.aio.Server, flag: str, address: Address, secured: grpc.ServerCredentials | None = None) -> None:
     try:
         _probe(address)
-        if certificates is None:
+        if secured is None:
             server.add_insecure_port(str(address))
         else:
-            server.add_secure_port(str(address), credentials(certificates))
+            server.add_secure_port(str(address), secured)
     except (RuntimeError, OSError) as error:
         raise ConfigError(f"{flag}: cannot listen on {address}; is another process there?") from error
 

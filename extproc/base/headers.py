@@ -6,6 +6,7 @@ proposal 004).
 
 from __future__ import annotations
 
+TOKEN = "x-smetric-token"  # noqa: S105 - its name: in a stream's metadata, says that it is Envoy who asks
 TURN = "x-smetric-turn"  # a client says the turn of its session
 DESTINATION = "x-gateway-destination-endpoint"
 SERVED = "x-gateway-destination-endpoint-served"

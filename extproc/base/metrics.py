@@ -83,6 +83,9 @@ HEADERS_LEFT_OUT = Counter(
 BAD_ROUTES = Counter(
     "smetric_bad_routes", "Streams whose x-smetric-* metadata could not be used; the default was.", registry=REGISTRY
 )
+REFUSED_STREAMS = Counter(
+    "smetric_refused_streams", "Streams refused because they did not show the shared token.", registry=REGISTRY
+)
 EXCEPTIONS = Counter("smetric_exceptions", "Bugs caught before they cost a request.", ["where"], registry=REGISTRY)
 
 # KV events and the index

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Final
 
 from extproc.app.options import MEMORY, Address
+from extproc.base.errors import ConfigError
 
 INDEX_VARIABLE: Final = "SMETRIC_INDEX"  # of the environment
+TOKEN_VARIABLE: Final = "SMETRIC_TOKEN"  # noqa: S105 - its name
 REDIS_FORM: Final = "redis[s]://[USER:PASSWORD@]HOST:PORT/DB"
 
 
@@ -54,6 +56,20 @@ def index_url(arguments: argparse.Namespace) -> str:
         text: str = arguments.index_file.read_text()
         return text.strip()
     return arguments.index or os.environ.get(INDEX_VARIABLE) or MEMORY
+
+
+def tokens(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The shared tokens, from a file or from the environment: never from a command line, which every user can read.
+
+    Raises OSError for the file, and ConfigError where it holds none.
+    """
+    if arguments.token_file is not None:
+        lines = arguments.token_file.read_text().split()
+        if not lines:
+            raise ConfigError(f"--token-file {arguments.token_file} holds no token")
+        return tuple(lines)
+    token = os.environ.get(TOKEN_VARIABLE)
+    return (token,) if token else ()
 
 
 def address(text: str) -> Address:

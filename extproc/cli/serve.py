@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from extproc.app.options import Options
+from extproc.app.options import MAX_STREAMS, Options
+from extproc.base.headers import TOKEN
 from extproc.cli import options, server
 
 DESCRIPTION = """\
@@ -77,6 +78,26 @@ def _add_tls(parser: argparse.ArgumentParser) -> None:
     )
     add("--tls-key", type=Path, metavar="PATH", help="private key of --tls-cert")
     add("--tls-self-signed", action="store_true", help="serve --listen by TLS with a certificate of our own (openssl)")
+    add(
+        "--tls-client-ca",
+        type=Path,
+        metavar="PATH",
+        help="let in only who shows a certificate that one of these authorities signed (mutual TLS)",
+    )
+    add(
+        "--token-file",
+        type=Path,
+        metavar="PATH",
+        help=f"let in only streams that show one of these tokens, one a line, as {TOKEN} in the filter's "
+        f"initial_metadata; default ${options.TOKEN_VARIABLE}",
+    )
+    add(
+        "--max-streams",
+        type=options.positive,
+        default=MAX_STREAMS,
+        metavar="N",
+        help="streams that one connection may have open, default %(default)s; far above what Envoy has in flight",
+    )
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -98,6 +119,9 @@ def _options(arguments: argparse.Namespace, index: str) -> Options:
         tls_cert=arguments.tls_cert,
         tls_key=arguments.tls_key,
         tls_self_signed=arguments.tls_self_signed,
+        tls_client_ca=arguments.tls_client_ca,
+        tokens=options.tokens(arguments),
+        max_streams=arguments.max_streams,
         conformance=arguments.conformance,
         debug_explain=arguments.debug_explain,
         log_level=arguments.log_level,

@@ -10,18 +10,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections import deque
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 import grpc
 
 from extproc.base import metrics
+from extproc.base.headers import TOKEN
 from extproc.processor import tls, wire
 from extproc.processor.exchange import ProtocolViolation
 from extproc.processor.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
 from extproc.processor.routes import Metadata
 from extproc.processor.stream import Services, Stream
+from extproc.routing.route import PREFIX
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +63,11 @@ class Processor:
 
         Messages are read from the context: gRPC's iterator of them keeps each until the next one comes.
         """
-        stream = Stream(self._services, _metadata(context))
+        metadata, access = context.invocation_metadata() or (), self._services.access
+        if not access.admits(metadata):
+            access.refused(context.peer(), time.monotonic())
+            await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{TOKEN} is missing or wrong")
+        stream = Stream(self._services, _settings(metadata))
         self.streams += 1
         metrics.STREAMS.inc()
         try:
@@ -97,15 +104,24 @@ async def _received(context: Any, stream: Stream) -> deque[Output] | None:
     return deque(stream.exchange.receive(event)) if isinstance(event, Event) else None  # EOF
 
 
-def credentials(certificates: tls.Source) -> grpc.ServerCredentials:
-    """TLS with ALPN h2, by the certificate that is good at the moment of each handshake."""
+def options(max_streams: int) -> tuple[tuple[str, int], ...]:
+    """What `grpc.aio.server` takes. `max_streams`: of one connection at a time; Envoy then opens another one."""
+    return (*OPTIONS, ("grpc.max_concurrent_streams", max_streams))
+
+
+def credentials(certificates: tls.Source, clients: tls.Authorities | None = None) -> grpc.ServerCredentials:
+    """TLS with ALPN h2, by the certificate that is good at the moment of each handshake.
+
+    With `clients`, whoever connects must show a certificate that one of these authorities signed.
+    """
 
     def fetch() -> grpc.ServerCertificateConfiguration:
         pair = certificates()
-        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)])
+        roots = clients() if clients else None
+        return grpc.ssl_server_certificate_configuration([(pair.key, pair.certificate)], root_certificates=roots)
 
-    return grpc.dynamic_ssl_server_credentials(fetch(), fetch)
+    return grpc.dynamic_ssl_server_credentials(fetch(), fetch, require_client_authentication=clients is not None)
 
 
-def _metadata(context: Any) -> Metadata:
-    return tuple((key, value) for key, value in context.invocation_metadata() or () if key.startswith("x-smetric-"))
+def _settings(metadata: Iterable[tuple[str, Any]]) -> Metadata:
+    return tuple((key, value) for key, value in metadata if key.startswith(PREFIX) and key != TOKEN)

@@ -16,6 +16,7 @@ from extproc.base import headers, metrics
 from extproc.base.errors import BodyTimeout, NoInstance, Shed
 from extproc.base.model import Disaggregation, Gateway, Instance, Reason
 from extproc.processor import destination
+from extproc.processor.access import Access
 from extproc.processor.exchange import Exchange, ProtocolViolation
 from extproc.processor.messages import Decide, Output, Prefill, Prefilled, Seen
 from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
@@ -59,6 +60,7 @@ class Services:
     on_routed: Callable[[Pool, Decision], None]
     prefiller: Prefiller
     conformance: bool = False
+    access: Access = field(default_factory=Access)
     gateway: Gateway = field(default_factory=Gateway)
     uncounted: Uncounted = field(default_factory=Uncounted)
 

@@ -68,6 +68,49 @@ class CertificateFiles:
         return tuple(_stamp(path) for path in (self._certificate, self._key))
 
 
+Authorities = Callable[[], bytes]  # certificates in PEM; asked at every handshake, must not fail
+
+
+class AuthorityFile:
+    """Authorities that sign clients' certificates, in one file, read again when it changes."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises ConfigError where the file holds none."""
+        self._path = path
+        self._seen = _stamp(path)
+        try:
+            self._certificates = self._read()
+        except (OSError, ValueError) as reason:
+            raise ConfigError(f"--tls-client-ca {path}: {reason}") from reason
+
+    def __call__(self) -> bytes:
+        """The file's authorities; while it holds none, the last good ones."""
+        version = _stamp(self._path)
+        if version != self._seen:
+            self._seen = version
+            try:
+                self._certificates = self._read()
+                _log.info("authorities %s were read again", self._path)
+            except (OSError, ValueError) as reason:
+                _log.warning("authorities %s cannot be used, those before are: %s", self._path, reason)
+        return self._certificates
+
+    def _read(self) -> bytes:
+        certificates = self._path.read_bytes()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_verify_locations(cadata=certificates.decode("ascii"))
+        return certificates
+
+
+def authorities(path: Path | None, certificates: Source | None) -> Authorities | None:
+    """Who signs clients' certificates, by the command line; None where nobody need show one. Raises ConfigError."""
+    if path is None:
+        return None
+    if certificates is None:
+        raise ConfigError("--tls-client-ca needs TLS: add --tls-cert and --tls-key, or --tls-self-signed")
+    return AuthorityFile(path)
+
+
 def source(certificate: Path | None, key: Path | None, *, self_signed: bool) -> Source | None:
     """Where the command line says that certificates come from; None for plaintext. Raises ConfigError."""
     if self_signed and (certificate or key):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from extproc.base.errors import ConfigError
+from extproc.base.headers import TOKEN
 from extproc.base.model import Disaggregation
 from extproc.routing.policies import registry
 
@@ -23,7 +24,7 @@ MAX_LOAD = "x-smetric-max-load"
 DISAGGREGATION = "x-smetric-disaggregation"
 PREFILL_TIMEOUT = "x-smetric-prefill-timeout"
 SHADOW = "x-smetric-shadow"
-OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT, SHADOW)  # all others are options of policies
+OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT, SHADOW, TOKEN)  # all others are options of policies
 
 # Envoy waits for an answer of ours at most an hour, and two prefills may be tried.
 MAX_PREFILL_TIMEOUT_S = 1_740.0
@@ -67,7 +68,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     shadows = tuple(asked.shadows)
     given: dict[str, float] = {}
     for key, value in metadata.items():
-        if not key.startswith(PREFIX):
+        if not key.startswith(PREFIX) or key == TOKEN:
             continue
         if key == CLUSTER:
             cluster = value

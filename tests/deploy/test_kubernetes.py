@@ -35,6 +35,7 @@ KINDS = {
     ("inference.networking.k8s.io/v1", "InferencePool"),
     ("gateway.networking.k8s.io/v1", "HTTPRoute"),
     ("networking.istio.io/v1", "DestinationRule"),
+    ("networking.k8s.io/v1", "NetworkPolicy"),
     ("gateway.envoyproxy.io/v1alpha1", "EnvoyExtensionPolicy"),
     ("gateway.envoyproxy.io/v1alpha1", "BackendTrafficPolicy"),
     ("gateway.envoyproxy.io/v1alpha1", "ClientTrafficPolicy"),

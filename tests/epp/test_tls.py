@@ -9,6 +9,7 @@ from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from extproc.base.errors import ConfigError
 from extproc.processor import tls
@@ -81,6 +82,66 @@ async def test_broken_files_leave_the_last_good_certificate(
         files.write(other.certificate, other.key)
         assert (await asyncio.to_thread(shake, port)).certificate == der(other)
     assert [record.levelname for record in caplog.records] == ["WARNING"] * 4 + ["INFO"]
+
+
+@pytest.fixture
+async def guarded(certificate: tls.Pair, tmp_path: Path) -> AsyncIterator[tuple[int, tls.Pair, Path]]:
+    """A server that asks for a certificate: its port, a client's pair, and the file of authorities."""
+    client, authorities = tls.make_self_signed(), tmp_path / "clients.crt"
+    authorities.write_bytes(client.certificate)
+    server = grpc.aio.server(options=OPTIONS)
+    GrpcHealth().add_to(server)
+    secured = credentials(lambda: certificate, tls.AuthorityFile(authorities))
+    bound = server.add_secure_port("127.0.0.1:0", secured)
+    await server.start()
+    yield bound, client, authorities
+    await server.stop(0)
+
+
+async def knock(port: int, server: tls.Pair, client: tls.Pair | None) -> bool:
+    """Whether a client with this pair is served."""
+    shown = (client.key, client.certificate) if client else (None, None)
+    trusted = grpc.ssl_channel_credentials(server.certificate, *shown)
+    options = (("grpc.ssl_target_name_override", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+    async with grpc.aio.secure_channel(f"127.0.0.1:{port}", trusted, options=options) as channel:
+        try:
+            await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest(service="liveness"), timeout=5
+            )
+        except grpc.aio.AioRpcError as error:
+            return error.code() is grpc.StatusCode.NOT_FOUND  # served: nobody has said that the process is alive
+    return True
+
+
+async def test_a_client_must_show_its_certificate(guarded: tuple[int, tls.Pair, Path], certificate: tls.Pair) -> None:
+    """Neither none nor one that another authority signed will do."""
+    port, client, _ = guarded
+    assert await knock(port, certificate, client)
+    assert not await knock(port, certificate, None)
+    assert not await knock(port, certificate, tls.make_self_signed())
+
+
+async def test_authorities_may_change(guarded: tuple[int, tls.Pair, Path], certificate: tls.Pair) -> None:
+    """A file that is replaced counts from the next handshake on; a broken one changes nothing."""
+    port, client, authorities = guarded
+    authorities.write_bytes(b"garbage")
+    assert await knock(port, certificate, client)
+    other = tls.make_self_signed()
+    authorities.write_bytes(other.certificate)
+    assert await knock(port, certificate, other)
+    assert not await knock(port, certificate, client)
+
+
+def test_authorities_must_make_sense(files: Files, tmp_path: Path) -> None:
+    """Without TLS nobody could be asked, and a file without certificates would let in nobody."""
+    served = tls.source(files.certificate, files.key, self_signed=False)
+    assert tls.authorities(None, served) is None
+    with pytest.raises(ConfigError, match="needs TLS"):
+        tls.authorities(files.certificate, None)
+    (tmp_path / "empty").write_bytes(b"")
+    for wrong in (tmp_path / "missing", tmp_path / "empty", files.key):
+        with pytest.raises(ConfigError, match="--tls-client-ca"):
+            tls.authorities(wrong, served)
 
 
 def test_a_wrong_pair_is_refused_at_the_start(files: Files, certificate: tls.Pair) -> None:

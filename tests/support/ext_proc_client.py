@@ -12,10 +12,12 @@ import grpc
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 from google.protobuf import json_format
 
+from extproc.app.options import MAX_STREAMS
 from extproc.base.model import Instance
 from extproc.index.memory import MemoryIndex
+from extproc.processor.access import Access
 from extproc.processor.prefiller import Prefiller
-from extproc.processor.server import OPTIONS, Processor
+from extproc.processor.server import OPTIONS, Processor, options
 from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
@@ -29,8 +31,16 @@ BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}]}).e
 class Served:
     """A running server and a channel to it."""
 
-    def __init__(self, instances: int = 2, addresses: Sequence[str] | None = None) -> None:
+    def __init__(
+        self,
+        instances: int = 2,
+        addresses: Sequence[str] | None = None,
+        *,
+        tokens: Sequence[str] = (),
+        max_streams: int = MAX_STREAMS,
+    ) -> None:
         """`addresses` are those of the instances, where these are real."""
+        self.max_streams = max_streams
         self.loads = Loads()
         named = [f"10.0.0.{number}:8000" for number in range(instances)] if addresses is None else addresses
         self.pool = Pool("pool", PlainRenderer(), instances=[Instance(address) for address in named])
@@ -41,6 +51,7 @@ class Served:
             _route,
             lambda _, routed: self.routed.append(routed.choice.instance.address),
             Prefiller(),
+            access=Access(tokens),
         )
         self.processor = Processor(self.services)
         self.channel: grpc.aio.Channel
@@ -48,7 +59,7 @@ class Served:
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Served]:
-        server = grpc.aio.server(options=OPTIONS)
+        server = grpc.aio.server(options=options(self.max_streams))
         server.add_generic_rpc_handlers((self.processor.handler(),))
         self.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()

@@ -7,6 +7,7 @@ from datetime import timedelta
 from typing import Final
 
 from extproc.base.errors import ConfigError
+from extproc.base.headers import TOKEN
 from extproc.config.checks.shared import Pools, routes_to_pools, shown
 from extproc.config.checks.substitutions import commands
 from extproc.config.envoy_types import RouteAction
@@ -38,6 +39,7 @@ FALLBACKS = 2  # in the answer, beside the choice
 RETRY_ON = "connect-failure,refused-stream,reset"
 # One of these makes Envoy retry a request whose host went away before the response's headers.
 _DIED = frozenset({"reset", "5xx", "gateway-error"})
+_OF_REQUEST = frozenset({"REQ", "REQUEST_HEADER", "QUERY_PARAM", "QUERY_PARAMS", "PATH"})
 # Values that are numbers but likely mistakes: a ratio above 1, a factor below 1.
 _USUAL = {"x-smetric-hit-ratio": (0.0, 1.0), "x-smetric-overload": (1.0, 100.0), MAX_LOAD: (1.0, 1e6)}
 
@@ -121,6 +123,12 @@ def visible(topology: Topology, pools: Pools) -> Iterator[Problem]:
 def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
     """One entry of a route's metadata: a known key, and a value that can be used."""
     place, value = header.node.place, header.value
+    if key == TOKEN:
+        if _OF_REQUEST & set(header.commands):
+            yield error(
+                place, f"{key} comes from the request: any client can show it", "write it out, or %ENVIRONMENT(NAME)%"
+            )
+        return
     if header.dynamic and key in (CLUSTER, POLICY):
         yield warning(place, f"{key} comes from the request: a client can choose it", "write a fixed value")
     if header.dynamic:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+from pathlib import Path
+
 import pytest
 
-from extproc.cli import main
+from extproc.cli import main, options
 
 
 @pytest.mark.parametrize("listen", ["9002", "localhost", "127.0.0.1:99999", ":9002", "127.0.0.1:http"])
@@ -13,3 +16,14 @@ def test_a_wrong_address_is_explained(listen: str, capsys: pytest.CaptureFixture
     with pytest.raises(SystemExit, match="2"):
         main(["serve", "--envoy-yaml", "x", "--listen", listen])
     assert "HOST:PORT" in capsys.readouterr().err
+
+
+def test_where_tokens_come_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From a file, one a line, or from the environment; a command line would show them to every user."""
+    none = argparse.Namespace(token_file=None)
+    assert options.tokens(none) == ()
+    monkeypatch.setenv("SMETRIC_TOKEN", "secret")
+    assert options.tokens(none) == ("secret",)
+    file = tmp_path / "tokens"
+    file.write_text("new\nold\n\n")
+    assert options.tokens(argparse.Namespace(token_file=file)) == ("new", "old")

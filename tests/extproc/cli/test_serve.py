@@ -33,6 +33,8 @@ def test_serve_refuses_a_wrong_configuration_with_the_same_report(
         (["--tls-cert", "cert.pem"], "belong together"),
         (["--tls-cert", "cert.pem", "--tls-key", "none.pem"], "No such file"),
         (["--tls-cert", "a", "--tls-key", "b", "--tls-self-signed"], "exclude each other"),
+        (["--tls-client-ca", "clients.crt"], "needs TLS"),
+        (["--token-file", "/dev/null"], "holds no token"),
         (["--index", "redis://127.0.0.1:6379/zero"], "not the number of a database"),
     ],
 )

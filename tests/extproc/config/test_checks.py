@@ -218,6 +218,9 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
         per_route(f"{URL}.ExternalProcessor"), E, "@type\"]", "Envoy refuses it", f"{URL}.ExtProcPerRoute",
     ),
     "no type on a route": (per_route(None), E, "ext_proc\"]", "@type is missing", f"{URL}.ExtProcPerRoute"),
+    "token from the client": (
+        metadata("x-smetric-token", "%REQ(x-t)%"), E, "value", "any client can show it", "ENVIRONMENT",
+    ),
     "policy from the client": (metadata("x-smetric-policy", "%REQ(x-p)%"), W, "value", "a client", "fixed value"),
     "observability": (at_filter("observability_mode", True), E, "observability_mode", "ignores", "remove"),
     "fails closed": (at_filter("failure_mode_allow", DELETE), W, FILTER, "500 or 504", "failure_mode_allow: true"),
@@ -589,6 +592,16 @@ def test_what_makes_envoy_send_a_body_twice(mode: str, twice: bool, tmp_path: Pa
         False,
     )
     assert not any("decompressed" in problem.message for problem in inspect(yaml, tmp_path).problems)
+
+
+@pytest.mark.parametrize("token", ["secret", "%ENVIRONMENT(SMETRIC_TOKEN)%"])
+def test_a_token_is_no_setting(token: str, tmp_path: Path) -> None:
+    """It is known, and no policy asks for it; Envoy may have it from its environment."""
+    yaml = clean()
+    metadata("x-smetric-token", token)(yaml)
+    report = inspect(yaml, tmp_path)
+    assert not report.problems
+    assert "secret" not in report.render()
 
 
 def test_a_place_is_a_line_that_an_editor_can_jump_to(tmp_path: Path) -> None:

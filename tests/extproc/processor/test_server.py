@@ -13,6 +13,7 @@ import pytest
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from extproc.base import metrics
+from extproc.base.headers import TOKEN
 from extproc.processor.messages import Decide, RequestBody
 from extproc.routing.route import RouteSettings
 from tests.support.ext_proc_client import BODY, Served, answered, ask, body, headers, message, until_idle
@@ -86,6 +87,37 @@ async def test_ten_thousand_aborts_leave_no_load(served: Served, caplog: pytest.
         await until_idle(served)
     assert len(served.routed) > 5_000
     assert not caplog.records
+
+
+async def forged(served: Served, count: int, *metadata: tuple[str, str]) -> list[grpc.StatusCode]:
+    """Claims that the first instance failed, as only Envoy may make them."""
+    codes = []
+    for _ in range(count):
+        stream = served.stream(*metadata)
+        try:
+            await ask(stream, headers(), body(BODY), answered(served.pool.instances[0].address, 503))
+            codes.append(grpc.StatusCode.OK)
+        except grpc.aio.AioRpcError as refusal:
+            codes.append(refusal.code())
+        stream.cancel()
+    return codes
+
+
+@pytest.mark.parametrize("metadata", [(), ((TOKEN, "wrong"),), (("x-smetric-cluster", "pool"), (TOKEN, ""))])
+async def test_a_stranger_without_the_token_changes_nothing(metadata: tuple[tuple[str, str], ...]) -> None:
+    """No stream of it is heard: no load, no decision, and no instance is ejected for what it claims."""
+    async with Served(tokens=["secret"]).run() as served:
+        assert await forged(served, 6, *metadata) == [grpc.StatusCode.UNAUTHENTICATED] * 6
+        assert (served.routed, served.processor.streams, served.loads.snapshot("pool")) == ([], 0, {})
+        assert served.pool.candidates(asyncio.get_running_loop().time()) == served.pool.instances
+
+
+async def test_with_the_token_the_same_claims_count() -> None:
+    """It is no setting of the route either: none is reported as unknown."""
+    async with Served(tokens=["secret", "next"]).run() as served:
+        for token in ("secret", "next"):
+            assert await forged(served, 2, (TOKEN, token)) == [grpc.StatusCode.OK] * 2
+        assert len(served.routed) == 4
 
 
 async def test_no_body_outlives_its_decision(served: Served) -> None:
