@@ -44,7 +44,6 @@ ELSEWHERE: Final = {
         "extproc/__init__.py",
         "extproc/base/errors.py",
         "extproc/base/headers.py",
-        "extproc/base/metrics.py",
         "extproc/base/model.py",
         "extproc/kv_events/actions.py",
         "extproc/processor/messages.py",

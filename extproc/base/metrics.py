@@ -6,6 +6,7 @@ Sums of bytes give ratios in PromQL: `rate(smetric_hit_bytes_total[5m]) / rate(s
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
+from prometheus_client.metrics import MetricWrapperBase
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # half of the page would be times of creation
 REGISTRY = CollectorRegistry()
@@ -110,6 +111,12 @@ EVENT_GAPS = Counter(
 EVENT_LAG_SECONDS = Gauge(
     "smetric_event_lag_seconds", "Age of the newest event when it was applied.", ["pool", "instance"], registry=REGISTRY
 )
+EVENTS_CONNECTED = Gauge(
+    "smetric_events_connected",
+    "1 while there is a connection to the events of an instance, in the process that follows them.",
+    ["pool", "instance"],
+    registry=REGISTRY,
+)
 EVENT_STATE = Gauge(
     "smetric_event_state",
     "1 for the state that the index of an instance is in: exact, recovering or unknown.",
@@ -134,17 +141,8 @@ INDEX_ERRORS = Counter(
     "smetric_index_errors", "Failed index calls, by call and cause.", ["call", "cause"], registry=REGISTRY
 )
 
-_OF_INSTANCES = (
-    IN_FLIGHT,
-    UNPREFILLED_BYTES,
-    EVENTS,
-    EVENT_BLOCKS,
-    EVENT_ERRORS,
-    EVENT_GAPS,
-    EVENT_LAG_SECONDS,
-    EVENT_STATE,
-    INDEX_BLOCKS,
-)
+_LABELLED = (value for value in list(globals().values()) if isinstance(value, MetricWrapperBase))
+_OF_INSTANCES = tuple(metric for metric in _LABELLED if "instance" in metric._labelnames)  # noqa: SLF001 - it tells nobody
 
 
 def forget_instance(pool: str, instance: str) -> None:

@@ -121,6 +121,7 @@ class EventReport:
     state: Knowledge
     sequence: int  # of the newest batch applied; -1 before the first
     lag_s: float  # age of the newest batch when it was applied
+    cause: str = ""  # why the events are out of reach, once that has lasted a while
 
 
 @dataclass(frozen=True, slots=True)

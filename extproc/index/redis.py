@@ -111,7 +111,11 @@ class RedisIndex:
         arguments: list[Argument] = [*self._keys(pool), RETENTION_S * 1000, self._author.owner(self._author.next())]
         for instance, report in reports.items():
             possession = writes.possession(holder_of(instance, ""))
-            arguments += (instance, *possession, f"{report.state.value} {report.sequence} {report.lag_s}")
+            arguments += (
+                instance,
+                *possession,
+                f"{report.state.value} {report.sequence} {report.lag_s} {report.cause}",
+            )
         lost = await self._writes.run("report", CALL_BUDGET_S, lambda client: _REPORT.run(client, arguments))
         if lost:
             raise IndexLost(pool, frozenset(instance.decode() for instance in lost))
@@ -123,8 +127,9 @@ class RedisIndex:
             reports: dict[str, EventReport] = {}
             for instance, value in _named(b"r:", state):
                 if now_ms - _STAMP.unpack_from(value)[0] <= REPORT_LIFE_S * 1000:
-                    knowledge, sequence, lag_s = value[_STAMP.size :].decode().split()
-                    reports[instance.decode()] = EventReport(Knowledge(knowledge), int(sequence), float(lag_s))
+                    knowledge, sequence, lag_s, *cause = value[_STAMP.size :].decode().split(maxsplit=3)
+                    report = EventReport(Knowledge(knowledge), int(sequence), float(lag_s), "".join(cause))
+                    reports[instance.decode()] = report
             return reports
 
         return await self._read("reports", pool, newest)

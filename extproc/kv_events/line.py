@@ -19,6 +19,7 @@ from extproc.base.errors import IndexUnavailable
 from extproc.base.facts import Fact
 from extproc.base.model import EventReport, Instance, Knowledge
 from extproc.index import Change, Index
+from extproc.kv_events import reach
 from extproc.kv_events.engines import Decode, frames
 from extproc.kv_events.feed import Feed
 from extproc.kv_events.mirror import Mirror
@@ -63,13 +64,15 @@ class Line:
         can_replay = self.instance.kv_replay is not None
         self._feed = Feed(self._setup.decode, self._setup.new_mirror(), rank=self.instance.rank, can_replay=can_replay)
         self._connected = False
+        self._cause = ""  # why the events are out of reach
+        self._look_at = self._setup.clock() + reach.UNREACHED_S  # when to find out, unless they are reached
         self._lost = True  # whether routers must hear that nothing guessed before counts
         self.tell_all()
 
     @property
     def report(self) -> EventReport:
         known = Knowledge.UNKNOWN if self._untold else self._feed.knowledge
-        return EventReport(known, self._feed.sequence, self._feed.lag)
+        return EventReport(known, self._feed.sequence, self._feed.lag, self._cause)
 
     def tell_all(self) -> None:
         """The index may not have what the mirror holds: rewrite everything."""
@@ -105,6 +108,7 @@ class Line:
             async with self._setup.turn:
                 more = self._work(self._setup.clock() + SLICE)
             await self._tell()
+            await self._look()
             self._show()
             if more:
                 await asyncio.sleep(0)
@@ -133,11 +137,13 @@ class Line:
             heard = True
             self._connected = connected
             if not connected:
+                self._look_at = now + reach.UNREACHED_S
                 self._lost = True
                 self._feed.disconnected(now)
                 while self._sockets.published() is not None:
                     pass  # of a connection that is gone; the next one begins with a replay of all there is
             else:
+                self._cause = ""
                 self._feed.connected(now)
         if (message := self._sockets.published()) is not None:
             heard = True
@@ -148,9 +154,18 @@ class Line:
                 self._sockets.end_replay()
         return heard
 
+    async def _look(self) -> None:
+        """Find out why there has been no connection for so long, and say so."""
+        now = self._setup.clock()
+        if not self._connected and now >= self._look_at:
+            self._look_at = now + reach.AGAIN_S
+            self._cause = await reach.why(str(self.instance.kv_events), bound=self._sockets.bound)
+            self._telemetry.unreached(self._cause)
+
     def _idle_time(self) -> float | None:
         """Seconds until there is something to do although nothing comes."""
-        times = (self._feed.deadline, self._tell_at if self._untold else None)
+        look_at = None if self._connected else self._look_at
+        times = (self._feed.deadline, self._tell_at if self._untold else None, look_at)
         due = min((time for time in times if time is not None), default=None)
         return None if due is None else max(0.0, due - self._setup.clock())
 

@@ -48,6 +48,11 @@ class Sockets:
         self._monitor: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
 
+    @property
+    def bound(self) -> bool:
+        """Whether the engine is to connect to us."""
+        return self._live_address.startswith(_BOUND)
+
     @contextmanager
     def opened(self) -> Iterator[None]:
         """Follow the live address. Whatever ZMQ refuses meanwhile ends the block with a SocketError."""
@@ -56,7 +61,7 @@ class Sockets:
             self._monitor = live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
             _configure(live, MESSAGES)
             live.subscribe(b"")
-            if self._live_address.startswith(_BOUND):
+            if self.bound:
                 live.bind(self._live_address)
             else:
                 live.connect(self._live_address)

@@ -24,6 +24,7 @@ class Telemetry:
         self._labels = (pool, instance)
         self._logged: set[str] = set()  # causes
         self._shown: Knowledge | None = None
+        self._unreached = False  # whether that was said
 
     def show(self, feed: Feed, state: Knowledge, *, connected: bool) -> None:
         """Bring metrics and log up to date."""
@@ -38,6 +39,10 @@ class Telemetry:
         for counted in (feed.events, feed.blocks, feed.gaps, feed.troubles):
             counted.clear()
         metrics.EVENT_LAG_SECONDS.labels(*self._labels).set(feed.lag)
+        metrics.EVENTS_CONNECTED.labels(*self._labels).set(connected)
+        if connected and self._unreached:
+            self._unreached = False
+            _log.info("events of %s, pool %s: reached", self._instance, self._pool)
         if state is not self._shown:
             self._say(state, lost=state is Knowledge.UNKNOWN and self._shown is not None and not connected)
 
@@ -48,6 +53,16 @@ class Telemetry:
             self._logged.add(cause)
             _log.warning("events of %s, pool %s: %s (said once)", self._instance, self._pool, detail)
 
+    def unreached(self, cause: str) -> None:
+        """The events have been out of reach for long enough to be a mistake."""
+        self._unreached = True
+        _log.warning(
+            "events of %s, pool %s: not reached, so nothing is known of its cache: %s",
+            self._instance,
+            self._pool,
+            cause,
+        )
+
     def bug(self) -> None:
         """An unexpected exception is being handled."""
         metrics.EXCEPTIONS.labels("events").inc()
@@ -55,8 +70,9 @@ class Telemetry:
 
     def remove(self) -> None:
         """An instance that is gone has no state and no lag."""
-        with suppress(KeyError):
-            metrics.EVENT_LAG_SECONDS.remove(*self._labels)
+        for metric in (metrics.EVENT_LAG_SECONDS, metrics.EVENTS_CONNECTED):
+            with suppress(KeyError):
+                metric.remove(*self._labels)
         for each in Knowledge:
             with suppress(KeyError):
                 metrics.EVENT_STATE.remove(*self._labels, each)

@@ -1,0 +1,80 @@
+"""What stands between us and an engine's events, in words: each with a real port."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from extproc.base import metrics
+from extproc.base.model import Knowledge
+from extproc.kv_events import reach
+from extproc.kv_events.follower import Follower
+from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from tests.support.following import NAME, POOL, RECORDED, FailingIndex, counted, instance, until, where
+from tests.support.kv_publisher import Publisher
+from tests.support.redis_server import free_port
+
+
+async def test_a_closed_port_is_called_so() -> None:
+    """The most likely mistake: nobody listens there."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    said = await reach.why(address, bound=False)
+    assert said.startswith(address)
+    assert "refused" in said or "Connect call failed" in said
+
+
+async def test_another_service_is_told_from_silence() -> None:
+    """A port that is open and publishes nothing."""
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert "does not publish over ZMQ" in await reach.why(f"tcp://127.0.0.1:{port}", bound=False)
+    server.close()
+    await server.wait_closed()
+
+
+async def test_silence_is_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packets that are dropped: the look ends by itself."""
+    monkeypatch.setattr(reach, "LOOK_S", 0.05)
+
+    async def never(*_: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(asyncio, "open_connection", never)
+    assert "does not answer" in await reach.why("tcp://127.0.0.1:1", bound=False)
+
+
+async def test_other_addresses_have_words_too() -> None:
+    """One that we bind waits for the engine; what is no TCP address is called so."""
+    assert "no engine has connected" in await reach.why("tcp://*:5557", bound=True)
+    assert "no address of the form" in await reach.why("ipc:///tmp/x", bound=False)
+
+
+async def test_an_event_port_that_is_never_reached_is_said(
+    index: FailingIndex, vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once, with address and cause, in log, report and metric; it clears itself when the engine comes."""
+    monkeypatch.setattr(reach, "UNREACHED_S", 0.2)
+    publisher = Publisher()
+    there = instance(publisher)
+    publisher.close()
+    follower = Follower(POOL, vocabulary, 256, index)
+    with caplog.at_level(logging.INFO):
+        follower.follow([there])
+        await until(lambda: bool(follower.reports()[NAME].cause))
+        assert follower.reports()[NAME].state is Knowledge.UNKNOWN
+        assert str(there.kv_events) in follower.reports()[NAME].cause
+        assert counted(metrics.EVENTS_CONNECTED, POOL, NAME) == 0
+        await asyncio.sleep(0.5)
+        (said,) = [record for record in caplog.records if "not reached" in record.getMessage()]
+        assert said.levelno == logging.WARNING
+        assert str(there.kv_events) in said.getMessage()
+        again = Publisher(events=str(there.kv_events), replay=there.kv_replay)
+        again.publish(*RECORDED[:3])
+        await until(lambda: where(follower)[0] is Knowledge.EXACT)
+        assert follower.reports()[NAME].cause == ""
+        await until(lambda: counted(metrics.EVENTS_CONNECTED, POOL, NAME) == 1)
+        assert any(record.getMessage().endswith(": reached") for record in caplog.records)
+    await follower.close()
+    again.close()
