@@ -152,7 +152,7 @@ class Explainer:
         hits = pool.speculation.match(query.chain, routed.held, now)
         loads = zip(*self._loads.view(pool.name, names), strict=True)
         rows = {
-            name: Row(media.hit(query, name, hits.get(name, 0), pool.block_bytes), requests, waiting)
+            name: Row(media.hit(pool, query, name, hits.get(name, 0)), requests, waiting)
             for name, (requests, waiting) in zip(names, loads, strict=True)
         }
         guarded = route.policy == _GUARDED and query.turn > 0 and query.degraded is None and choice.prefill is None

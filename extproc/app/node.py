@@ -51,15 +51,11 @@ class Node:
         tell = self._publish_facts() if follow and options.shared else self._heard
         self._followers = {
             name: Follower(
-                name,
-                Vocabulary.load(pool.model_dir),
-                pool.prompt_block_bytes,
-                self.index,
-                ADAPTERS[pool.engine],
-                tell=tell,
+                name, words, pool.prompt_block_bytes, self.index, ADAPTERS[pool.engine], loose=words, tell=tell
             )
             for name, pool in settings.pools.items()
             if follow and pool.source is Source.EVENTS and pool.model_dir is not None
+            for words in [Vocabulary.load(pool.model_dir)]
         }
         replica = options.replica or secrets.token_hex(8)
         routed = [name for name, pool in self.pools.items() if pool.source is Source.ROUTED]

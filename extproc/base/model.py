@@ -147,6 +147,17 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True)
+class MediaText:
+    """A prompt with media, in the form in which it is compared with events: from its first medium on loosely, with a
+    stand-in for each (`base/media.py`). Lengths and places are in bytes of `data`."""
+
+    data: bytes
+    history: int  # as in Prompt
+    head: int  # length of the text before the first medium
+    media: Sequence[tuple[int, str]]  # of each medium where it stands, and what it is: role of its message and kind
+
+
+@dataclass(frozen=True, slots=True)
 class Prompt:
     """A rendered prompt: exactly the bytes that the engine tokenises."""
 
@@ -154,6 +165,7 @@ class Prompt:
     history: int  # length of the carried history: up to the end of the last assistant message; 0 without one
     matchable: int  # length up to the first image, video or audio; the whole prompt without one
     replies: int = 0  # assistant replies found in the text, where it came without messages
+    media: MediaText | None = None
 
 
 @dataclass(frozen=True, slots=True)

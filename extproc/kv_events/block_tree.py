@@ -12,6 +12,7 @@ from itertools import accumulate
 from typing import Any
 
 from extproc.base import blocks
+from extproc.base.media import trimmed
 
 LENGTH = 64  # engine blocks in a run: enough to share its overhead, few enough to search
 BLOCK_BYTES = 128  # memory that an engine block takes besides its text (measured by bench/events.py)
@@ -21,8 +22,8 @@ class Run:
     """Consecutive engine blocks. Their text begins at a prompt block, so it starts with a tail of the parent's."""
 
     __slots__ = (
-        "at", "claim", "claimed", "copies", "counted", "depth", "ends", "forks", "hashes", "keys", "marks", "parent",
-        "seed", "solid", "stale", "start", "text", "usable",
+        "at", "claim", "claimed", "copies", "counted", "depth", "ends", "forks", "hashes", "keys", "loose", "marks",
+        "parent", "seed", "solid", "stale", "start", "text", "usable",
     )  # fmt: skip
 
     def __init__(self, parent: int | None, at: int, depth: int, seed: int, tail: bytes) -> None:
@@ -36,6 +37,7 @@ class Run:
         self.hashes: list[int] = []
         self.ends = array("I")  # where each block's text ends in `text`
         self.copies = array("I")  # of each block in the engine's cache; one without any is kept for what hangs on it
+        self.loose = False  # whether a medium stands in it or before it: then `text` is no prompt's as it stands
         self.forks: dict[int, list[Run]] = {}  # by position of the block that they hang on
         # What claims.py knows of it
         self.solid = 0  # leading blocks that have copies
@@ -124,21 +126,44 @@ class Forest:
         return len(set(hashes)) == len(hashes) and self._runs.keys().isdisjoint(hashes)
 
     def grow(
-        self, behind: tuple[Run, int] | None, root: int, hashes: Sequence[int], texts: Sequence[bytes]
+        self,
+        behind: tuple[Run, int] | None,
+        root: int,
+        hashes: Sequence[int],
+        texts: Sequence[bytes],
+        into: Run | None = None,
     ) -> Iterator[tuple[Run, int]]:
-        """Add blocks, one copy each, behind a block or, with `root` as seed, at the beginning of a prompt.
+        """Add blocks, one copy each, behind a block or, with `root` as seed, at the beginning of a prompt; the first of
+        them into this run of `loosened`, if there is one.
 
         Yields every stretch added: its run and the position of its first block. The blocks must be lacking.
         """
         done = 0
         while done < len(texts):
-            run = self._room(behind, root)
+            run, into = into or self._room(behind, root), None
             first = len(run.hashes)
             until = min(done + LENGTH - first, len(texts))
             self._append(run, hashes[done:until], texts[done:until])
             yield run, first
             behind = run, len(run.hashes) - 1
             done = until
+
+    def loosened(
+        self, behind: tuple[Run, int] | None, root: int, raw: bytes, added: tuple[bytes, ...]
+    ) -> tuple[Run, bytes]:
+        """A run for the blocks from a prompt's first medium on, and what belongs to its text of `raw`, which stands
+        before the medium. The text up to there is trimmed (`base/media.py`): its end is given up."""
+        if behind is None:
+            run = Run(None, -1, 0, root, b"")
+            run.loose = True
+            return run, trimmed(raw, added)
+        parent, at = behind
+        before = bytes(parent.text[: parent.ends[at]])
+        kept = trimmed(before + raw, added)
+        common = min(len(kept), len(before))
+        run = self._fork(parent, at, common)
+        run.loose = True
+        return run, kept[common:]
 
     def trim(self, run: Run) -> None:
         """Drop blocks at the end of a run that have neither copies nor anything behind them, then up the tree."""
@@ -167,9 +192,14 @@ class Forest:
         run, at = behind
         if at == len(run.hashes) - 1 < LENGTH - 1 and at not in run.forks:
             return run
-        whole = run.ends[at] // self._size
+        return self._fork(run, at, run.ends[at])
+
+    def _fork(self, run: Run, at: int, end: int) -> Run:
+        """A new run behind a block, whose text goes on where that of `run` ends."""
+        whole = end // self._size
         seed = run.keys[whole - 1] if whole else run.seed
-        fork = Run(run.hashes[at], at, run.depth + 1, seed, bytes(run.text[whole * self._size : run.ends[at]]))
+        fork = Run(run.hashes[at], at, run.depth + 1, seed, bytes(run.text[whole * self._size : end]))
+        fork.loose = run.loose
         run.forks.setdefault(at, []).append(fork)
         self._text += fork.start
         return fork

@@ -17,6 +17,7 @@ from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.base.facts import Fact
 from extproc.base.model import EventReport, Instance
 from extproc.index import Change, Index
+from extproc.kv_events import loose_text
 from extproc.kv_events.engines import Decode, vllm
 from extproc.kv_events.line import INDEX_RETRY, Line, Setup
 from extproc.kv_events.mirror import Mirror, Vocabulary
@@ -38,11 +39,13 @@ class Follower:
         index: Index,
         adapter: Decode = vllm.decode,
         *,
+        loose: loose_text.Vocabulary | None = None,
         tell: Callable[[str, Fact], None] = lambda _pool, _fact: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`tell` is called with what engines said, once the index has it; it must return at once."""
+        """`loose` is the mirrors'. `tell` is called with what engines said, once the index has it, and must return at
+        once."""
         self._pool = pool
         self._index = index
         self._tell = tell
@@ -51,7 +54,7 @@ class Follower:
             pool=pool,
             index=index,
             decode=adapter,
-            new_mirror=lambda: Mirror(pool, vocabulary, prompt_block_bytes),
+            new_mirror=lambda: Mirror(pool, vocabulary, prompt_block_bytes, loose),
             context=self._context,
             tell=tell,
             turn=asyncio.Lock(),

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from math import ceil
 from typing import Any, Protocol
@@ -27,6 +28,7 @@ from typing import Any, Protocol
 from extproc.base import blocks
 from extproc.base.errors import UnknownToken
 from extproc.index import MAX_ADAPTERS
+from extproc.kv_events import loose_text
 from extproc.kv_events.block_tree import Forest, Run, held_behind
 from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
@@ -70,9 +72,17 @@ class Mirror:
     Each is a bounded piece of work, and all together are linear in what changed.
     """
 
-    def __init__(self, pool: str, vocabulary: Vocabulary, prompt_block_bytes: int = blocks.DEFAULT_SIZE) -> None:
+    def __init__(
+        self,
+        pool: str,
+        vocabulary: Vocabulary,
+        prompt_block_bytes: int = blocks.DEFAULT_SIZE,
+        loose: loose_text.Vocabulary | None = None,
+    ) -> None:
+        """`loose` tells the text behind a prompt's first medium; without it, that ends what is followed."""
         self._pool = pool
         self._vocabulary = vocabulary
+        self._loose = loose
         self._size = prompt_block_bytes
         self._adapters: dict[str, None] = {}  # names of the LoRA adapters seen; what was stored last is last
         self._adapters_told = True  # whether the last delta had them all
@@ -223,7 +233,8 @@ class Mirror:
             self._removals.stored((event.group, hashes[done]))
             behind = known
             done += 1
-        until = len(hashes) if event.plain is None else min(event.plain, len(hashes))
+        plain = len(hashes) if event.plain is None else min(event.plain, len(hashes))
+        until = plain if self._loose is None else event.known
         self._ignored["not_text"] += len(hashes) - max(done, until)
         if done < until:
             behind = self._grow(behind, event, done, until)
@@ -235,24 +246,51 @@ class Mirror:
         hashes = event.hashes[first:until]
         if not self._forest.lacks(hashes):
             raise UnusableEvents("contradiction", "a block that is its own ancestor")
-        texts = list(self._texts(event, first, until))
-        self._ignored["unknown_token"] += len(hashes) - len(texts)
         root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt)
-        for run, position in self._forest.grow(behind, root, hashes, texts):
+        loose = behind is not None and behind[0].loose
+        medium = first if loose else min((at for at in event.media if first <= at < until), default=until)
+        texts = list(self._texts(event, first, medium))
+        self._token_bytes = max(self._token_bytes, max(map(len, texts), default=0) / event.block_size)
+        behind = self._add(behind, self._forest.grow(behind, root, hashes, texts))
+        if len(texts) == medium - first < len(hashes):
+            into, loosely = self._loosely(behind, root, event, medium, until)
+            behind = self._add(behind, self._forest.grow(behind, root, hashes[len(texts) :], loosely, into))
+            texts += loosely
+        self.blocks += len(texts)
+        self._ignored["unknown_token"] += len(hashes) - len(texts)
+        return behind
+
+    def _add(self, behind: tuple[Run, int] | None, grown: Iterator[tuple[Run, int]]) -> tuple[Run, int] | None:
+        for run, position in grown:
             self._claims.came(run, position)
             behind = run, len(run.hashes) - 1
-        self._token_bytes = max(self._token_bytes, max(map(len, texts), default=0) / event.block_size)
-        self.blocks += len(texts)
         return behind
 
     def _texts(self, event: Stored, first: int, until: int) -> Iterator[bytes]:
         """The text of each block, up to the first that the vocabulary does not know."""
-        size, decode = event.block_size, self._vocabulary.decode
-        for block in range(first, until):
-            try:
-                yield decode(event.tokens[block * size : (block + 1) * size])
-            except UnknownToken:
-                return
+        with suppress(UnknownToken):
+            for block in range(first, until):
+                yield self._vocabulary.decode(event.tokens_of(block))
+
+    def _loosely(
+        self, behind: tuple[Run, int] | None, root: int, event: Stored, first: int, until: int
+    ) -> tuple[Run | None, list[bytes]]:
+        """The text of each block from a prompt's first medium on; a run for them where that is in the first of these
+        blocks."""
+        into: Run | None = None
+        texts: list[bytes] = []
+        vocabulary = self._loose
+        if vocabulary is None:
+            return into, texts
+        with suppress(UnknownToken):
+            if behind is None or not behind[0].loose:
+                raw, rest = loose_text.first(vocabulary, event.tokens_of(first), event.media[first])
+                into, kept = self._forest.loosened(behind, root, raw, vocabulary.added)
+                texts.append(kept + rest)
+            for block in range(first + len(texts), until):
+                text = loose_text.later(vocabulary, event.tokens_of(block), event.media.get(block, ()))
+                texts.append(text)
+        return into, texts
 
     def _remove(self, event: Removed) -> None:
         for hash_ in event.hashes:

@@ -16,7 +16,8 @@ from extproc.requests.chat import MEDIA
 Message = Mapping[str, Any]
 
 _CONTINUE = "CONTINUE_FINAL_MESSAGE_TAG "  # transformers' own tag: a template that trims contents sees the same
-_MARK = {"type": "text", "text": "\x1a"}  # stands where two renderings are to part; no client sends this character
+MARK = "\x1a"  # stands where two renderings are to part; hardly a client sends this character
+_MARKED = {"type": "text", "text": MARK}
 
 
 def with_strings(messages: Sequence[Message]) -> list[Message]:
@@ -97,20 +98,24 @@ def closed(text: str) -> str:
     return text[:place] if text.startswith(_CONTINUE, place) else text[:place].rstrip()
 
 
-def marked_media(messages: Sequence[Message], *, in_place: bool) -> list[Message] | None:
-    """The messages with a mark where the first image, audio or video goes; None without one.
+def marked_media(messages: Sequence[Message], *, in_place: bool) -> tuple[list[Message], list[str]]:
+    """The messages with a mark where each image, audio or video goes, and what each is: its message's role, its kind.
 
     Templates that take strings get media in front of the message's text (`in_place` False).
     """
-    for i, message in enumerate(messages):
+    marked: list[Message] = []
+    kinds: list[str] = []
+    for message in messages:
         content = message["content"]
-        if isinstance(content, str):
-            continue
-        first = next((k for k, part in enumerate(content) if part["type"] in MEDIA), None)
-        if first is not None:
-            parts = [*content[:first], _MARK, *content[first + 1 :]] if in_place else [_MARK, *content]
-            return [*messages[:i], {**message, "content": parts}, *messages[i + 1 :]]
-    return None
+        found = [] if isinstance(content, str) else [part["type"] for part in content if part["type"] in MEDIA]
+        if found:
+            texts = [part for part in content if part["type"] not in MEDIA]
+            in_front = [_MARKED] * len(found) + texts
+            parts = [_MARKED if part["type"] in MEDIA else part for part in content] if in_place else in_front
+            message = {**message, "content": parts}
+            kinds += [f"{message['role']} {kind}" for kind in found]
+        marked.append(message)
+    return marked, kinds
 
 
 def marked_after(messages: Sequence[Message], reply: int) -> list[Message]:
@@ -118,7 +123,7 @@ def marked_after(messages: Sequence[Message], reply: int) -> list[Message]:
     later = [
         {
             **message,
-            "content": _MARK["text"] + content if isinstance(content := message["content"], str) else [_MARK, *content],
+            "content": MARK + content if isinstance(content := message["content"], str) else [_MARKED, *content],
         }
         for message in messages[reply + 1 :]
     ]

@@ -14,13 +14,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import cached_property, partial
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
 from extproc.base.errors import RenderError
-from extproc.base.model import Prompt, Request
+from extproc.base.media import STAND_IN, trimmed
+from extproc.base.model import MediaText, Prompt, Request
 from extproc.prompts import history, message_shapes, template, template_probes
 from extproc.prompts.history import agreement
+from extproc.prompts.media import media_text
 from extproc.prompts.template import ChatTemplate, Clock
 from extproc.prompts.tokenizer.files import TokenizerFiles
 from extproc.prompts.tokenizer.normalizer import Normalizer
@@ -100,10 +103,6 @@ class Renderer:
         name = "tool_use" if request.tools is not None and "tool_use" in self._templates else "default"
         chosen = self._templates[name]
         text, end = self._text(request, chosen, request.messages, ahead=name in self._writing_ahead)
-        matchable = len(text)
-        marked = message_shapes.marked_media(request.messages, in_place=chosen.wants_parts)
-        if marked is not None:
-            matchable = agreement(text, self._text(request, chosen, marked)[0])
         before, after = self._normalizer.around if request.add_special_tokens else (b"", b"")
         data = before + self._normalizer(text) + after
 
@@ -112,7 +111,17 @@ class Renderer:
             rest = self._normalizer(text[place:]) + after if place < len(text) else b""
             return max(0, len(data) - len(rest))
 
-        return Prompt(data, history=offset(end) if request.turn else 0, matchable=offset(matchable))
+        prompt = Prompt(data, history=offset(end) if request.turn else 0, matchable=offset(len(text)))
+        marked, kinds = message_shapes.marked_media(request.messages, in_place=chosen.wants_parts)
+        if not kinds:
+            return prompt
+        other, end = self._text(request, chosen, marked, ahead=name in self._writing_ahead)
+        parting = agreement(text, other)
+        matchable = offset(parting)
+        head = trimmed(data[:matchable], self._vocabulary.added)
+        loosely = media_text(head, other[parting:], end - parting, kinds, self._normalizer.loosely)
+        history = min(prompt.history, len(head)) if end <= parting else loosely.history
+        return replace(prompt, matchable=matchable, media=replace(loosely, history=history if request.turn else 0))
 
     def _given(self, given: str | Sequence[int], *, special_tokens: bool) -> Prompt:
         """A prompt that came without messages: to ids nothing is added, and the replies in it have to be looked for."""
@@ -205,23 +214,26 @@ class PlainRenderer:
             return Prompt(data, history=0, matchable=len(data))
         pieces = [_dump(tool) for tool in request.tools or ()]
         replied = 0
-        media: int | None = None
+        media: dict[int, str] = {}  # by number of the piece
         for message in request.messages:
             content = message["content"]
             pieces.append(message["role"].encode())
             for part in ({"type": "text", "text": content},) if isinstance(content, str) else content:
-                if part["type"] in MEDIA and media is None:
-                    media = len(pieces)
+                if part["type"] in MEDIA:
+                    media[len(pieces)] = f"{message['role']} {part['type']}"
                 pieces.append((part.get("text") or part["type"]).encode())
             pieces += map(_dump, message.get("tool_calls") or ())
             if message["role"] == "assistant":
                 replied = len(pieces)
-        data = b"".join(piece + _END for piece in pieces)
-
-        def size(count: int) -> int:
-            return sum(map(len, pieces[:count])) + count * len(_END)
-
-        return Prompt(data, history=size(replied), matchable=len(data) if media is None else size(media))
+        ended = [piece + _END for piece in pieces]
+        data, history = b"".join(ended), len(b"".join(ended[:replied]))
+        if not media:
+            return Prompt(data, history, matchable=len(data))
+        shown = [STAND_IN if number in media else piece for number, piece in enumerate(ended)]
+        ends = [0, *accumulate(map(len, shown))]
+        head = ends[min(media)]
+        places = [(ends[number], kind) for number, kind in media.items()]
+        return Prompt(data, history, matchable=head, media=MediaText(b"".join(shown), ends[replied], head, places))
 
 
 def _dump(value: Any) -> bytes:

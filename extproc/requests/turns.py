@@ -13,11 +13,8 @@ from typing import Any, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from extproc.base.media import MEDIUM_BYTES
 from extproc.requests.media import Medium
-
-# What a medium counts for, in bytes of text: about 500 tokens. Models make 250 to 2,500 tokens of an image; one that
-# counted for nothing would make a session of screenshots look short, and its instance idle.
-MEDIUM_BYTES = 2048
 
 Message = Mapping[str, Any]
 
@@ -62,11 +59,6 @@ def asked(messages: Sequence[Message], seed: int) -> tuple[list[int], int, int]:
         if reply:
             history = seed
     return replies, history, seed
-
-
-def media_bytes(messages: Sequence[Message]) -> int:
-    """What the media of these messages count for."""
-    return MEDIUM_BYTES * sum(map(_media, messages))
 
 
 def _media(message: Message) -> int:

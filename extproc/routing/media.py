@@ -1,25 +1,56 @@
-"""Prompts with media: what was sent where counts for what the events cannot tell.
+"""Prompts with media: what events tell of them, and what counts where events cannot tell.
 
-Events show what an instance holds of a prompt's text up to its first image, audio or video. From there on it counts
-which of the conversation's replies the instance was asked for, as long as its events do not deny that it holds them:
-while it holds the text before the medium. When it is cleared or forgotten, the index forgets what was sent there too.
+Events show what an instance holds of a prompt's text, before its first image, audio or video and behind it (loosely,
+`base/media.py`). They do not show which media stand between: that is known of instances that were asked for a reply to
+this very conversation (`requests/turns.py`). Where both agree, that is the hit.
+
+With some models the text cannot be followed past a medium: their processors write words of their own around it. Until
+a pool's events were once seen to go past a medium of a kind, what was sent counts behind it, as long as the instance
+holds the text up to there. When an instance is cleared or forgotten, the index forgets what was sent there too.
 """
 
 from __future__ import annotations
 
-from extproc.routing.query import Query
+from collections.abc import Mapping
 
-# How much of the text before the first medium may be missing. An engine caches whole blocks of its own, of 16 to some
-# hundred tokens, so the last text before a medium is never cached by itself.
+from extproc.base.media import MEDIUM_BYTES
+from extproc.routing.pools.pool import Pool
+from extproc.routing.query import Media, Query
+
+# How far before a medium events may end. An engine caches whole blocks of its own, of 16 to some hundred tokens, so the
+# last text before a medium is never cached by itself.
 _SPARE_BLOCKS = 4
-_SPARE_SHARE = 4  # or a fourth of it: blocks of hybrid models are long
+_SPARE_SHARE = 4  # or a fourth of the text before the first: blocks of hybrid models are long
 
 
-def hit(query: Query, name: str, held: int, block_bytes: int) -> int:
-    """Bytes of a prompt that the instance of this name has cached; its events tell of `held` blocks."""
-    told = held * block_bytes
-    count = query.media.sent.get(name, 0) if query.media is not None else 0
-    whole = len(query.chain)
-    if query.media is None or not count or held < whole - max(_SPARE_BLOCKS, whole // _SPARE_SHARE):
+def hit(pool: Pool, query: Query, name: str, held: int) -> int:
+    """Bytes of a prompt that the instance of this name has cached; its events tell of `held` leading blocks."""
+    told, media = held * pool.block_bytes, query.media
+    if media is None:
         return told
-    return max(told, query.media.ends[count - 1])
+    count = media.sent.get(name, 0)
+    if not count:
+        # Other media behind the same text, unless a reply to them is the same too.
+        known = media.ends[0] if media.ends else query.prompt
+        return told if told > known else min(told, media.plain * pool.block_bytes)
+    asked = media.ends[count - 1]
+    return asked if told < asked and _blind(pool, media, told) else told
+
+
+def learn(pool: Pool, query: Query, held: Mapping[str, int]) -> None:
+    """Take from a match whether the pool's events can be followed past media."""
+    if query.media is not None:
+        reached = max(held.values(), default=0) * pool.block_bytes
+        behind = MEDIUM_BYTES + pool.block_bytes
+        pool.followed.update(kind for place, kind in query.media.places if place + behind < reached)
+
+
+def _blind(pool: Pool, media: Media, told: int) -> bool:
+    """Whether events end at a medium of a kind that they were never seen to go past."""
+    size = pool.block_bytes
+    spare = max(_SPARE_BLOCKS, media.plain // _SPARE_SHARE)
+    for place, kind in media.places:
+        if kind not in pool.followed and place - (spare + 1) * size < told <= place + MEDIUM_BYTES + size:
+            return True
+        spare = _SPARE_BLOCKS
+    return False

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from extproc.base import blocks
 from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
-from extproc.base.model import Reason, Request
+from extproc.base.model import Prompt, Reason, Request
 from extproc.requests import apis, paths
-from extproc.requests.turns import Turn, asked, media_bytes, turns
+from extproc.requests.turns import asked, turns
 from extproc.routing import adapters
 from extproc.routing.adapters import Announced
 from extproc.routing.disaggregation.bodies import divisible
@@ -41,9 +41,12 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class Media:
-    """A prompt with images, audio or video, of which events tell no more behind the first one: the turns since then."""
+    """A prompt with images, audio or video. Its chain goes on behind the first with a stand-in for each: which media
+    they are, and whether an engine's events can be compared with it at all, is another matter (`media.py`)."""
 
-    turns: Sequence[int]  # a key for each reply, and for the whole: what it answered (`requests/turns.py`)
+    plain: int  # leading keys of the chain that stand before the first medium
+    places: Sequence[tuple[int, str]]  # where each medium stands in the prompt, in bytes, and what it is
+    turns: Sequence[int]  # a key for each reply since then, and for the whole: what it answered (`requests/turns.py`)
     ends: Sequence[int]  # where each reply ends in the prompt, in bytes; the last one ends the history
     sent: Mapping[str, int] = field(
         default_factory=dict
@@ -125,11 +128,11 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
             return Query(known, degraded=Reason.NO_PREFILL)
         prompt = pool.renderer.render(request)
         roots = adapters.roots(pool, announced, request.model, request.cache_salt)
-        text = prompt.data[: prompt.matchable]
+        text = prompt.data[: prompt.matchable] if prompt.media is None else prompt.media.data
         chain = blocks.extend(text, roots.root, pool.block_bytes)
-        found = turns(request.messages, blocks.root(pool.name, request.model, request.cache_salt), text)
         base_chain = blocks.extend(text, roots.base, pool.block_bytes) if roots.base is not None else ()
-        spoken = _spoken(request, roots.root) if turn is None and not found else None
+        media = _media(pool, request, prompt)
+        spoken = _spoken(request, roots.root) if turn is None and media is None else None
     except UnreadableBody:
         return Query(known, degraded=Reason.UNREADABLE_BODY)
     except UnsupportedApi:
@@ -139,35 +142,35 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
     except Exception:
         _log.exception("a bug in reading a request of pool %s; it is routed by load alone", pool.name)
         return Query(known, degraded=Reason.INTERNAL_ERROR)
-    history = prompt.history
+    history, length, whole = prompt.history, len(prompt.data), prompt.matchable
+    if prompt.media is not None:
+        history, length, whole = prompt.media.history, len(prompt.media.data), len(prompt.media.data)
     if turn and not history:
         # A follow-up by the client's own word, in which no reply can be seen: most of such a prompt is its history.
-        history = prompt.matchable
+        history = whole
     replies = request.turn or prompt.replies
-    query = Query(
+    return Query(
         replies if turn is None else turn,
         history,
-        len(prompt.data),
+        length,
         chain,
+        media,
         stores=request.stored,
         base_chain=base_chain,
         loaded=roots.loaded,
         spoken=spoken,
     )
-    return _with_media(query, request, found)
 
 
 def _spoken(request: Request, seed: int) -> Spoken | None:
     return None if request.turn > MOST_EXAMPLES else Spoken(*asked(request.messages, seed))
 
 
-def _with_media(query: Query, request: Request, found: Sequence[Turn]) -> Query:
-    """The query with what tells of its media, and longer by what these count for."""
-    if not found:
-        return query
-    reply = max((i for i, message in enumerate(request.messages) if message["role"] == "assistant"), default=0)
-    history = query.history + media_bytes(request.messages[:reply])
-    length = query.prompt + media_bytes(request.messages)
-    replies = found[:-1]
-    ends = [history * turn.end // replies[-1].end for turn in replies]
-    return replace(query, history=history, prompt=length, media=Media([turn.key for turn in found], ends))
+def _media(pool: Pool, request: Request, prompt: Prompt) -> Media | None:
+    if prompt.media is None:
+        return None
+    root = blocks.root(pool.name, request.model, request.cache_salt)
+    *replies, whole = turns(request.messages, root, prompt.data[: prompt.matchable])
+    ends = [prompt.media.history * turn.end // replies[-1].end for turn in replies]
+    keys = [turn.key for turn in (*replies, whole)]
+    return Media(prompt.media.head // pool.block_bytes, prompt.media.media, keys, ends)

@@ -70,10 +70,11 @@ class Router:
         if query.response is not None:
             query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}
-        if query.chain or query.media:
+        if query.chain:
             try:
                 held = await self._held(pool, query)
                 pool.agreement.note(query.turn, len(query.chain), matched=bool(held))
+                media.learn(pool, query, held)
                 query = await self._with_sent(pool, query)
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
@@ -203,7 +204,7 @@ def _hits(pool: Pool, query: Query, names: Sequence[str], held: Mapping[str, int
     found = pool.speculation.match(query.chain, held, now)
     if query.base_chain:
         found = pool.speculation.match(query.base_chain, found, now)
-    return [media.hit(query, name, found.get(name, 0), pool.block_bytes) for name in names]
+    return [media.hit(pool, query, name, found.get(name, 0)) for name in names]
 
 
 def _place_of(name: str | None, candidates: Sequence[Instance]) -> int | None:

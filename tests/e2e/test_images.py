@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from extproc.base.media import MEDIUM_BYTES
 from extproc.requests.paths import Api
-from extproc.requests.turns import MEDIUM_BYTES
 from loadgen.stack.parts import Engine
 from loadgen.stack.stack import REDIS, Stack
 from tests.support.agents import WORD, Answer, chat, complaints, decision, loads, post, until
@@ -106,23 +107,29 @@ async def test_one_image_of_several_sessions_pins_none_together(stack: Stack) ->
         assert [(await session.turn(stack)).engine for session in sessions] == first
 
 
-async def test_an_evicted_session_leaves(stack: Stack) -> None:
-    """Where other prompts pushed a session out of the cache, its next turn goes by load, and stays there."""
-    session = Session("evicted", "evicted")
+@pytest.mark.parametrize("system", [WORD, SYSTEM], ids=["everything", "all but the system prompt"])
+async def test_an_evicted_session_leaves(stack: Stack, system: str) -> None:
+    """Where other prompts pushed a session out of the cache, its next turn goes by load, and stays there: also where
+    they share its system prompt, so that all of its text before the first image is still there."""
+    session = Session(f"evicted {len(system)}", f"evicted{len(system)}")
     first = [await session.turn(stack) for _ in range(3)][-1]
     (engine,) = [engine for engine in stack.engines if engine.address == first.engine]
-    for number in range(6):
-        await directly(engine, chat(("system", f"{number} {WORD * 250}"), ("user", "go"), max_tokens=1))
-    busy = asyncio.ensure_future(post(stack, Session("busy", "busy").body(**LONG)))  # ties of load go elsewhere
-    try:
-        await asyncio.sleep(0.5)
-        again = await session.turn(stack)
-        assert (await decision(stack, again))["reason"] == "evicted"
-        later = await session.turn(stack)
-        assert (later.engine, (await decision(stack, later))["reason"]) == (again.engine, "stick")
-    finally:
-        busy.cancel()
-        await asyncio.gather(busy, return_exceptions=True)
+    assert hit(stack, engine, session.body()) > len(SYSTEM) + 2 * MEDIUM_BYTES
+    for number in range(8):
+        await directly(engine, chat(("system", system), ("user", f"{number} {WORD * 200}"), max_tokens=1))
+    await asyncio.to_thread(_forgets_hints, stack, engine, session.body())
+    again = await session.turn(stack)
+    assert (await decision(stack, again))["reason"] == "evicted"
+    later = await session.turn(stack)
+    assert (later.engine, (await decision(stack, later))["reason"]) == (again.engine, "stick")
+
+
+def _forgets_hints(stack: Stack, engine: Engine, body: bytes) -> None:
+    """Wait until what was just sent there counts only by the engine's events."""
+    end = time.monotonic() + 20
+    while hit(stack, engine, body) > len(SYSTEM) + MEDIUM_BYTES:
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 async def test_an_overloaded_engine_is_left() -> None:
@@ -130,16 +137,15 @@ async def test_an_overloaded_engine_is_left() -> None:
     with Stack(engines=3, policy={"overload_floor": 0}) as stack:
         session = Session("overload", "overload")
         first = await session.turn(stack)
-        running = [asyncio.ensure_future(post(stack, session.body(**LONG))) for _ in range(4)]
+        running = asyncio.ensure_future(post(stack, session.body(**LONG)))  # goes where the session is
         try:
-            await until(lambda: max(loads(stack)) >= 1)
+            await until(lambda: max(loads(stack)) == 1)
             answer = await session.turn(stack)
-            moved = {(await session.turn(stack)).engine for _ in range(3)} | {answer.engine}
-            assert moved - {first.engine}
+            assert (await decision(stack, answer))["reason"] == "overloaded"
+            assert answer.engine != first.engine
         finally:
-            for one in running:
-                one.cancel()
-            await asyncio.gather(*running, return_exceptions=True)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
 
 
 async def test_nobody_complains(stack: Stack) -> None:
@@ -163,5 +169,5 @@ async def test_routers_share_where_images_are() -> None:
 
 async def noted(router: Stack, engine: Engine, session: Session) -> None:
     """Wait until the engine's events, and the other router's note of what it sent, have reached this router."""
-    body, least = session.body(), len(SYSTEM) + session.turns * MEDIUM_BYTES
+    body, least = session.body(), len(SYSTEM) + (session.turns - 1) * MEDIUM_BYTES + MEDIUM_BYTES // 2
     await until(lambda: hit(router, engine, body) > least)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from tests.support.paths import FIXTURES
@@ -13,7 +14,11 @@ ALL = sorted(f"{path.parent.name}/{path.name.removesuffix('.jsonl.gz')}" for pat
 
 
 def lines(name: str) -> list[dict[str, Any]]:
-    with gzip.open(FIXTURES / f"{name}.jsonl.gz", "rt", encoding="utf-8") as file:
+    return read(FIXTURES / f"{name}.jsonl.gz")
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    with gzip.open(path, "rt", encoding="utf-8") as file:
         return [json.loads(line) for line in file]
 
 

@@ -8,8 +8,8 @@ engine's own hash, folded by `fold`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from extproc.base.errors import ExtProcError
@@ -43,12 +43,26 @@ class Stored:
     group: int = 0  # KV-cache group: layers that share block tables
     kind: str | None = None  # what attention the group serves, in vLLM's words; None from engines that do not say
     window: int | None = None  # tokens that a sliding-window group looks back
+    # Where images, audio or video begin in a block, by its position, in tokens from the block's start: below 0 for a
+    # medium that began in a block before.
+    media: Mapping[int, Sequence[int]] = field(default_factory=dict)
+    told: int | None = None  # where there are media: leading blocks that stand for text and media alone; None means all
 
     @property
     def follows(self) -> bool:
         """Whether the first block is known to stand directly behind the parent. Tokens that do not fill exactly the
         blocks announced have others among them; later pieces of such an event come without tokens."""
         return not self.tokens or len(self.tokens) == len(self.hashes) * self.block_size
+
+    @property
+    def known(self) -> int:
+        """How many leading blocks have a text that can be told."""
+        limit = self.told if self.media else self.plain
+        return len(self.hashes) if limit is None else min(limit, len(self.hashes))
+
+    def tokens_of(self, block: int) -> Sequence[int]:
+        """The tokens of the block at this position, where they cover whole blocks."""
+        return self.tokens[block * self.block_size : (block + 1) * self.block_size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +142,7 @@ def _part(event: Stored, hashes: Sequence[int], start: int) -> Stored:
         parent = event.hashes[start - 1] if start else event.parent
         return replace(event, hashes=hashes, parent=parent, tokens=() if start else event.tokens)
     size = event.block_size
+    behind = bool(event.media) and event.plain is not None and start > event.plain  # the first medium
     return Stored(
         hashes,
         event.hashes[start - 1] if start else event.parent,
@@ -135,9 +150,16 @@ def _part(event: Stored, hashes: Sequence[int], start: int) -> Stored:
         size,
         event.adapter,
         None if start else event.salt,
-        None if event.plain is None else max(event.plain - start, 0),
+        _from(start, event.told if behind else event.plain),
         event.tier,
         event.group,
         event.kind,
         event.window,
+        {at - start: places for at, places in event.media.items() if start <= at < start + len(hashes)},
+        _from(start, event.told),
     )
+
+
+def _from(start: int, limit: int | None) -> int | None:
+    """A limit of blocks, counted from block `start` on."""
+    return None if limit is None else max(limit - start, 0)

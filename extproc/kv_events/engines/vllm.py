@@ -6,7 +6,7 @@ cache salt leaves no trace but another hash, and up to 0.13 a LoRA adapter has a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -62,6 +62,7 @@ class _RemovedArray(RemovedArray, array_like=True, gc=False):
 def _translate(event: _Stored | _RemovedMap | _RemovedArray | ClearedMap) -> Event:
     if isinstance(event, _Stored):
         salt, plain = _separators(event)
+        media, told = _media(event, plain)
         return Stored(
             [fold(block_hash) for block_hash in event.block_hashes],
             None if event.parent_block_hash is None else fold(event.parent_block_hash),
@@ -74,6 +75,8 @@ def _translate(event: _Stored | _RemovedMap | _RemovedArray | ClearedMap) -> Eve
             event.group_idx or 0,
             event.kv_cache_spec_kind,
             event.kv_cache_spec_sliding_window,
+            media,
+            told,
         )
     if isinstance(event, _RemovedMap | _RemovedArray):
         hashes = [fold(block_hash) for block_hash in event.block_hashes]
@@ -91,17 +94,37 @@ def _separators(event: _Stored) -> tuple[str | None, int | None]:
     if event.lora_id is not None and not event.lora_name:
         return None, 0  # an adapter without a name: no request can be matched with it
     salt: str | None = None
-    for block, keys in enumerate(event.extra_keys or ()):
-        if not keys:
-            continue
-        others: Sequence[Any] = keys[1:] if keys[0] == event.lora_name else keys
-        if not others:
-            continue
+    for block, others in _others(event):
         if block == 0 and event.parent_block_hash is None and len(others) == 1 and isinstance(others[0], str):
             salt = others[0]
         else:
             return salt, block
     return salt, None
+
+
+def _media(event: _Stored, plain: int | None) -> tuple[Mapping[int, Sequence[int]], int | None]:
+    """Where media begin in the blocks from the first that is not `plain`, and how many leading blocks stand for text
+    and such media. From 0.24 on a medium is a pair: its id, and where it begins counted from the block's start."""
+    media: dict[int, Sequence[int]] = {}
+    for block, others in _others(event):
+        if plain is None or block < plain:
+            continue
+        if not all(map(_is_medium, others)):
+            return media, block
+        media[block] = [offset for _, offset in others]
+    return media, None if media else plain
+
+
+def _others(event: _Stored) -> Iterator[tuple[int, Sequence[Any]]]:
+    """What is in each block besides text and the LoRA adapter, where there is something."""
+    for block, keys in enumerate(event.extra_keys or ()):
+        others: Sequence[Any] = keys[1:] if keys and keys[0] == event.lora_name else keys or ()
+        if others:
+            yield block, others
+
+
+def _is_medium(key: Any) -> bool:
+    return isinstance(key, list | tuple) and len(key) == 2 and isinstance(key[0], str) and type(key[1]) is int
 
 
 _reader = Reader(

@@ -21,6 +21,7 @@ from tokenizers import AddedToken as LibraryToken
 from tokenizers import Tokenizer
 
 from extproc.base.errors import ConfigError
+from extproc.base.media import WHITE
 from extproc.prompts.tokenizer import unicode_forms
 from extproc.prompts.tokenizer.files import AddedToken, Family, TokenizerFiles
 from extproc.prompts.tokenizer.vocabulary import SPACE, Vocabulary, added_bytes
@@ -77,27 +78,34 @@ class Normalizer:
             return text.encode()
         if self._form is not None and (whole := self._form.encode_whole(text)) is not None:
             return whole
-        return b"".join(self._pieces(text))
+        return b"".join(piece for piece, _ in self._pieces(text))
 
-    def _pieces(self, text: str) -> Iterator[bytes]:
+    def loosely(self, text: str) -> bytes:
+        """The bytes of a text without added tokens and white space (`base/media.py`)."""
+        return b"".join(piece for piece, added in self._pieces(text, apart=True) if not added).translate(None, WHITE)
+
+    def _pieces(self, text: str, *, apart: bool = False) -> Iterator[tuple[bytes, bool]]:
+        """The text piece by piece, and whether a piece is an added token: of all of them where these are to be told
+        `apart`, at whatever cost."""
         start = True  # whether a piece stands at the start of the text
         for section, token in self._raw.split(text):
             if token is not None:
-                yield token
-            elif self._keeps_ascii_sections and section.isascii():
-                yield section.encode()
+                yield token, True
+            elif self._keeps_ascii_sections and section.isascii() and not apart:
+                yield section.encode(), False
             else:
                 yield from self._section(section, start=start)
             start = False
 
-    def _section(self, section: str, *, start: bool) -> Iterator[bytes]:
+    def _section(self, section: str, *, start: bool) -> Iterator[tuple[bytes, bool]]:
         for piece, token in self._cooked.split(self._normalize(section)):
             if token is not None:
-                yield token
+                yield token, True
             else:
                 if self._prefix is not None:
                     piece = self._prefix(piece, start)
-                yield (piece.replace(SPACE, " ") if self._family is Family.SENTENCEPIECE else piece).encode()
+                raw = piece.replace(SPACE, " ") if self._family is Family.SENTENCEPIECE else piece
+                yield raw.encode(), False
             start = False
 
     def _normalize(self, section: str) -> str:

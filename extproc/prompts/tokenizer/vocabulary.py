@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from extproc.base.errors import ConfigError, UnknownToken
+from extproc.base.media import WHITE
 from extproc.prompts.tokenizer.files import Family, TokenizerFiles
 
 SPACE = "▁"  # how SentencePiece writes a space
@@ -32,9 +33,12 @@ _TEKKEN_SPECIALS = (
 class Vocabulary:
     """The bytes of every token id of one model."""
 
-    def __init__(self, table: Mapping[int, bytes]) -> None:
+    def __init__(self, table: Mapping[int, bytes], added: Collection[int] = ()) -> None:
+        """`added` are the ids of added tokens, special or not."""
         # A dict, not a list: a negative id from a broken event must not count from the end.
         self._bytes_of = dict(table)
+        self._added = frozenset(added) & self._bytes_of.keys()
+        self.added = tuple({self._bytes_of[token] for token in self._added} - {b""})  # their bytes
 
     @classmethod
     def load(cls, model_dir: Path) -> Vocabulary:
@@ -45,7 +49,7 @@ class Vocabulary:
     def of(cls, files: TokenizerFiles) -> Vocabulary:
         """The vocabulary of files that are loaded already."""
         try:
-            return cls(dict(_TABLES[files.family](files)))
+            return cls(dict(_TABLES[files.family](files)), _added_ids(files))
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"model_dir {files.directory}: the vocabulary is malformed ({error!r})") from error
 
@@ -61,6 +65,19 @@ class Vocabulary:
             return b"".join(map(self._bytes_of.__getitem__, token_ids))
         except (KeyError, TypeError) as error:
             raise UnknownToken(f"no such token in a vocabulary of {len(self)}: {error}") from error
+
+    def decode_loosely(self, token_ids: Sequence[int]) -> bytes:
+        """The bytes of the ids without added tokens and white space (`base/media.py`).
+
+        Raises UnknownToken for an id that the vocabulary lacks.
+        """
+        return self.decode([token for token in token_ids if token not in self._added]).translate(None, WHITE)
+
+
+def _added_ids(files: TokenizerFiles) -> Collection[int]:
+    if files.family is Family.TEKKEN:
+        return range(files.spec["config"]["default_num_special_tokens"])
+    return [token.id for token in files.added]
 
 
 def added_bytes(content: str, family: Family) -> bytes:

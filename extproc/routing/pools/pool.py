@@ -30,6 +30,7 @@ class Pool:
     turns: Turns = field(default_factory=Turns)
     preambles: Preambles = field(default_factory=Preambles)
     speculation: Speculation = field(default_factory=Speculation)
+    followed: set[str] = field(default_factory=set)  # kinds of media that events were seen to go past
     agreement: Agreement = field(default_factory=Agreement)
     suspects: Suspects = field(default_factory=Suspects)
     unhealthy: Set[str] | None = (
