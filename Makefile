@@ -40,7 +40,7 @@ format: $(READY) ## format the code, and repair what ruff can
 	@$(BIN)/ruff check --fix .
 
 docs: $(READY) ## write again the parts of docs/ that are made from code
-	@$(BIN)/python -m tools.pages
+	@$(BIN)/python -m docs.tools.pages
 
 bench: $(READY) ## run every benchmark; they print tables and assert nothing
 	@for name in start prompt policies index events decision overhead; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done

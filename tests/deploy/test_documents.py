@@ -15,14 +15,14 @@ from typing import Final
 
 import yaml
 
+from docs.tools import pages
 from extproc.base.model import Reason
 from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS
 from extproc.routing.policies import registry
 from extproc.routing.route import OWN, PREFIX
 from tests.support.paths import FIXTURES, ROOT
-from tools import pages
 
-FOLDERS: Final = ("bench", "docs", "envoy", "extproc", "loadgen", "tests", "tools", ".github")
+FOLDERS: Final = ("bench", "docs", "envoy", "extproc", "loadgen", "tests", ".github")
 SUFFIXES: Final = {".md", ".py", ".yaml", ".yml", ".sh", ".lua"}
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")
