@@ -26,7 +26,7 @@ from extproc.processor.access import Access
 from extproc.processor.grpc_health import GrpcHealth
 from extproc.processor.prefiller import Prefiller
 from extproc.processor.routes import Routes
-from extproc.processor.server import BASIC, Processor, credentials
+from extproc.processor.server import BASIC, Processor, credentials, drain
 from extproc.processor.server import options as server_options
 from extproc.processor.stream import Services
 from extproc.routing.pools.pool import Pool
@@ -108,7 +108,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         await stop.wait()
         _log.info("draining %d streams, at most %g s", processor.streams, options.drain_timeout_s)
         await health.set(ready=False)
-        await server.stop(options.drain_timeout_s)
+        await drain(server, processor, options.drain_timeout_s)
         await probes.stop(0)
 
 

@@ -115,6 +115,11 @@ class Exchange:
         return self.state is State.RECEIVING and self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
 
     @property
+    def dispensable(self) -> bool:
+        """Whether Envoy can go on without us and lose nothing: the request is on its way, and we hold no part of it."""
+        return self.state in (State.ROUTED, State.RESPONDING)
+
+    @property
     def in_doubt(self) -> bool:
         """Whether Envoy may be waiting, against our wish, for the end of a body that never ends: that we cannot see."""
         return self._unwanted and self._gateway.overrides is not True and self.state is State.ROUTED

@@ -30,6 +30,7 @@ _log = logging.getLogger(__name__)
 
 # A 64 MiB body, the largest that the shipped Envoy configuration lets through, and room for its envelope.
 MAX_MESSAGE_BYTES = 80 * 1024 * 1024
+LEAVE_S = 1.0  # for streams to end in good order after a drain; what has not then is cut off
 # Of every server of ours, the one for health probes too.
 BASIC = (
     ("grpc.so_reuseport", 0),  # a second server on a taken port must fail, not share it silently
@@ -50,6 +51,8 @@ class Processor:
     def __init__(self, services: Services) -> None:
         self._services = services
         self.streams = 0  # open at the moment
+        self._leaving = asyncio.Event()
+        self._idle: set[asyncio.Task[Any]] = set()  # of streams that wait for Envoy, and that Envoy could do without
 
     def handler(self) -> grpc.GenericRpcHandler:
         """What `grpc.aio.Server.add_generic_rpc_handlers` takes."""
@@ -71,7 +74,7 @@ class Processor:
         self.streams += 1
         metrics.STREAMS.inc()
         try:
-            while not stream.exchange.over and (outputs := await _received(context, stream)) is not None:
+            while not stream.exchange.over and (outputs := await self._next(context, stream)) is not None:
                 while outputs:
                     output = outputs.popleft()
                     if isinstance(output, Decide | Prefill | Prefilled | Seen):
@@ -89,6 +92,41 @@ class Processor:
             stream.close()
             self.streams -= 1
             metrics.STREAMS.dec()
+
+    def leave(self) -> None:
+        """End, in good order, every stream that Envoy can do without: it goes on with the request, and fails nothing.
+
+        A stream that is cut off instead costs a reply that streams, where Envoy cannot fail open.
+        """
+        self._leaving.set()
+        for task in self._idle:
+            task.cancel()
+
+    async def _next(self, context: Any, stream: Stream) -> deque[Output] | None:
+        """What Envoy's next message asks for; None after the last, or where we leave."""
+        task = asyncio.current_task()
+        if task is None or not stream.exchange.dispensable:
+            return await _received(context, stream)
+        if self._leaving.is_set():
+            return None
+        self._idle.add(task)
+        try:
+            return await _received(context, stream)
+        except asyncio.CancelledError:
+            if not self._leaving.is_set():
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self._idle.discard(task)
+
+
+async def drain(server: grpc.aio.Server, processor: Processor, timeout_s: float) -> None:
+    """Take no new stream, let the open ones end, and leave those that have not ended in time."""
+    stopped = asyncio.ensure_future(server.stop(timeout_s + LEAVE_S))
+    await asyncio.wait((stopped,), timeout=timeout_s)
+    processor.leave()
+    await stopped
 
 
 async def _received(context: Any, stream: Stream) -> deque[Output] | None:

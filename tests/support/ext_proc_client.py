@@ -55,11 +55,12 @@ class Served:
         )
         self.processor = Processor(self.services)
         self.channel: grpc.aio.Channel
+        self.server: grpc.aio.Server
         self.port = 0
 
     @asynccontextmanager
     async def run(self) -> AsyncIterator[Served]:
-        server = grpc.aio.server(options=options(self.max_streams))
+        server = self.server = grpc.aio.server(options=options(self.max_streams))
         server.add_generic_rpc_handlers((self.processor.handler(),))
         self.port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
