@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Final
 
 from extproc.base.headers import DESTINATION, NAMESPACE
 from extproc.base.model import Role
 from extproc.config.checks.shared import OVERRIDE_POLICY as POLICY
-from extproc.config.checks.shared import Pools, filters, override_host
+from extproc.config.checks.shared import REPLY, Pools, filters, override_host, shown
 from extproc.config.envoy_types import (
     CircuitBreakersThresholds,
     Cluster,
@@ -92,6 +93,20 @@ def retry_limit(topology: Topology, pools: Pools) -> Iterator[Problem]:
                 yield warning(place, text, _ADVICE % "max_retries: 100000")
 
 
+def stream_durations(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """A stream to an engine lasts as long as its reply, and so does the one to us."""
+    lost = "a request that lasts longer is not counted, and where Envoy cannot fail open its reply is cut off"
+    of_pools = dict.fromkeys(pools, "a reply that takes longer is cut off")
+    of_server = dict.fromkeys(_servers(topology), lost)
+    for name, text in (of_pools | of_server).items():
+        options = _upstream(topology.clusters[name], "common_http_protocol_options")
+        common = options.message.common_http_protocol_options if options else None
+        limit = common.max_stream_duration if common else None
+        if options is not None and limit is not None and timedelta(0) < limit < REPLY:
+            place = options.node.near("common_http_protocol_options", "max_stream_duration").place
+            yield warning(place, f"{name}: max_stream_duration is {shown(limit)}: {text}", "remove max_stream_duration")
+
+
 def extproc_cluster(topology: Topology, pools: Pools) -> Iterator[Problem]:
     """The server's cluster: it exists, speaks HTTP/2, and admits a stream for each request in flight."""
     for node, message in filters(topology):
@@ -173,13 +188,26 @@ def _thresholds(cluster: Located[Cluster]) -> Iterator[tuple[int, CircuitBreaker
     yield written[0] if written else (0, CircuitBreakersThresholds())
 
 
+def _servers(topology: Topology) -> Iterator[str]:
+    """The clusters of ext_proc servers."""
+    for _, message in filters(topology):
+        envoy_grpc = message.grpc_service.envoy_grpc if message.grpc_service else None
+        if envoy_grpc is not None and envoy_grpc.cluster_name in topology.clusters:
+            yield envoy_grpc.cluster_name
+
+
+def _upstream(cluster: Located[Cluster], *fields: str) -> Located[HttpProtocolOptions] | None:
+    node = cluster.node.get("typed_extension_protocol_options", UPSTREAM)
+    return None if node is None else read(HttpProtocolOptions, node, [], *fields)
+
+
 def _speaks_http2(cluster: Located[Cluster]) -> bool:
     if cluster.message.http2_protocol_options is not None:
         return True
-    node = cluster.node.get("typed_extension_protocol_options", UPSTREAM)
-    if node is None:
+    found = _upstream(cluster, "explicit_http_config", "auto_config")
+    if found is None:
         return False
-    options = read(HttpProtocolOptions, node, [], "explicit_http_config", "auto_config").message
+    options = found.message
     explicit = options.explicit_http_config
     if explicit is not None:
         return explicit.http2_protocol_options is not None or explicit.http3_protocol_options is not None
@@ -193,6 +221,7 @@ CHECKS: Final = (
     weights,
     pool_limits,
     retry_limit,
+    stream_durations,
     extproc_cluster,
     health_by_tls,
 )

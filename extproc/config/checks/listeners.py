@@ -8,7 +8,7 @@ from typing import Final
 
 from extproc.base.headers import PREFILLER
 from extproc.base.model import Role
-from extproc.config.checks.shared import Pools, override_host, pools_behind, removed_before, shown
+from extproc.config.checks.shared import REPLY, Pools, override_host, pools_behind, removed_before, shown
 from extproc.config.envoy_types import (
     HttpProtocolOptionsHeadersWithUnderscoresAction as Underscores,
 )
@@ -48,6 +48,17 @@ def idle_timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
             )
             place = chain.manager.node.near("stream_idle_timeout").place
             yield warning(place, text, "write stream_idle_timeout: 3600s")
+
+
+def stream_duration(topology: Topology, pools: Pools) -> Iterator[Problem]:
+    """Envoy ends a request that lasts longer, whatever it is doing."""
+    for chain in topology.chains:
+        options = chain.manager.message.common_http_protocol_options
+        limit = options.max_stream_duration if options else None
+        if limit is not None and timedelta(0) < limit < REPLY:
+            place = chain.manager.node.near("common_http_protocol_options", "max_stream_duration").place
+            text = f"max_stream_duration is {shown(limit)}: a reply that takes longer is cut off"
+            yield warning(place, text, "remove max_stream_duration")
 
 
 def underscores(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -97,4 +108,4 @@ def _own_limit(route: RouteEntry) -> int:
     return (route.virtual_host.message.request_body_buffer_limit if own is None else own) or 0
 
 
-CHECKS: Final = (buffer_limit, idle_timeout, underscores, spoofed, prefiller_spoofed)
+CHECKS: Final = (buffer_limit, idle_timeout, stream_duration, underscores, spoofed, prefiller_spoofed)

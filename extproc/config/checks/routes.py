@@ -8,7 +8,7 @@ from typing import Final
 
 from extproc.base.errors import ConfigError
 from extproc.base.headers import TOKEN
-from extproc.config.checks.shared import Pools, routes_to_pools, shown
+from extproc.config.checks.shared import REPLY, Pools, routes_to_pools, shown
 from extproc.config.checks.substitutions import commands
 from extproc.config.envoy_types import RouteAction
 from extproc.config.nodes import Node
@@ -33,7 +33,6 @@ from extproc.routing.route import (
 )
 
 PER_ROUTE = "envoy.extensions.filters.http.ext_proc.v3.ExtProcPerRoute"
-REPLY = timedelta(minutes=5)  # a long reply, streamed
 DEFAULT_TIMEOUT = timedelta(seconds=15)  # Envoy's
 FALLBACKS = 2  # in the answer, beside the choice
 RETRY_ON = "connect-failure,refused-stream,reset"
@@ -75,6 +74,10 @@ def timeout(topology: Topology, pools: Pools) -> Iterator[Problem]:
         if timedelta(0) < limit < REPLY:
             text = f"a reply that takes longer than {shown(limit)}{default} is cut off"
             yield warning(node.near("timeout").place, text, "write timeout: 0s")
+        longest = message.max_stream_duration.max_stream_duration if message.max_stream_duration else None
+        if longest is not None and timedelta(0) < longest < REPLY:
+            place = node.near("max_stream_duration", "max_stream_duration").place
+            yield warning(place, f"a reply that takes longer than {shown(longest)} is cut off", "write 0s")
         idle = message.idle_timeout
         if idle is not None and timedelta(0) < idle < REPLY:
             text = f"a request that waits longer than {shown(idle)} for its first token is cut off"

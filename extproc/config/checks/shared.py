@@ -23,6 +23,8 @@ from extproc.config.topology import Chain, RouteEntry, Topology
 
 Pools = Mapping[str, PoolSettings]
 
+REPLY = timedelta(minutes=5)  # a long reply, streamed
+
 OVERRIDE_HOST: Final = "envoy.extensions.load_balancing_policies.override_host.v3.OverrideHost"
 OVERRIDE_POLICY: Final = ("load_balancing_policy", "policies", 0, "typed_extension_config", "typed_config")
 HEADER_MUTATION: Final = "envoy.extensions.filters.http.header_mutation.v3.HeaderMutation"

@@ -121,6 +121,13 @@ def decompressor(position: int) -> Trap:
     return lambda yaml: manager(yaml)["http_filters"].insert(position, entry)
 
 
+def short_streams(name: str) -> Trap:
+    """A limit on how long a stream to this cluster may last."""
+    kind = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+    limit = {"max_stream_duration": "60s"}
+    return lambda yaml: change(cluster(yaml, name)[UPSTREAM][kind], "common_http_protocol_options", limit)
+
+
 def second_filter(yaml: Yaml) -> None:
     """The ext_proc filter once more."""
     filters = manager(yaml)["http_filters"]
@@ -371,6 +378,21 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     # Nothing else is said of it, such as of its timeout and its retries: they are not ours.
     "another service beside": (
         another_service, W, "routes[0].route", "engines counts a load that it does not have", "disabled: true",
+    ),
+    "no time for a reply": (
+        at_manager("common_http_protocol_options.max_stream_duration", "60s"),
+        W, "max_stream_duration", "takes longer is cut off", "remove",
+    ),
+    "no time for a reply on a route": (
+        at_manager(f"{ROUTE}.route.max_stream_duration.max_stream_duration", "60s"),
+        W, "max_stream_duration", "takes longer than 60s is cut off", "0s",
+    ),
+    "no time for a reply in the pool": (
+        short_streams("engines"),
+        W, "max_stream_duration", "engines: max_stream_duration is 60s", "remove",
+    ),
+    "no time for a stream of ours": (
+        short_streams("extproc"), W, "max_stream_duration", "is not counted", "remove",
     ),
     "underscores refused": (
         at_manager("common_http_protocol_options.headers_with_underscores_action", "REJECT_REQUEST"),
