@@ -83,6 +83,7 @@ ELSEWHERE: Final = {
     ],
     "tests/extproc/kv_events/test_mirror.py (what the mirror consists of)": [
         "extproc/kv_events/block_tree.py",
+        "extproc/kv_events/growth.py",
     ],
     "tests/extproc/prompts/test_renderer.py (against prompts that vLLM rendered)": [
         "extproc/prompts/message_shapes.py",

@@ -19,8 +19,9 @@ from extproc.base.model import EventReport, Instance
 from extproc.index import Change, Index
 from extproc.kv_events import loose_text
 from extproc.kv_events.engines import Decode, vllm
+from extproc.kv_events.growth import Vocabulary
 from extproc.kv_events.line import INDEX_RETRY, Line, Setup
-from extproc.kv_events.mirror import Mirror, Vocabulary
+from extproc.kv_events.mirror import Mirror
 from extproc.kv_events.sockets import new_context
 
 _log = logging.getLogger(__name__)

@@ -6,10 +6,12 @@ medium is a run of one token, perhaps with added tokens between. Refuses to know
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Protocol
 
+from extproc.base.errors import UnknownToken
 from extproc.base.media import STAND_IN
 
 
@@ -27,18 +29,23 @@ class Vocabulary(Protocol):
         """The same without added tokens and white space."""
 
 
-def first(vocabulary: Vocabulary, tokens: Sequence[int], media: Sequence[int]) -> tuple[bytes, bytes]:
+Block = tuple[Sequence[int], Sequence[int]]  # tokens, and where media begin
+
+
+def first(vocabulary: Vocabulary, block: Block) -> tuple[bytes, bytes]:
     """Of the first block with a medium: the text before it as it stands, and what follows, loosely.
 
     Raises UnknownToken.
     """
-    before, *texts = _texts(tokens, media)
+    before, *texts = _texts(*block)
     return vocabulary.decode(before), STAND_IN * bool(texts) + STAND_IN.join(map(vocabulary.decode_loosely, texts))
 
 
-def later(vocabulary: Vocabulary, tokens: Sequence[int], media: Sequence[int]) -> bytes:
-    """Of a block behind the first with a medium. Raises UnknownToken."""
-    return STAND_IN.join(map(vocabulary.decode_loosely, _texts(tokens, media)))
+def later(vocabulary: Vocabulary, blocks: Iterable[Block]) -> Iterator[bytes]:
+    """Of each block behind the first with a medium, up to the first that the vocabulary does not know."""
+    with suppress(UnknownToken):
+        for block in blocks:
+            yield STAND_IN.join(map(vocabulary.decode_loosely, _texts(*block)))
 
 
 def _texts(tokens: Sequence[int], media: Sequence[int]) -> list[Sequence[int]]:

@@ -19,20 +19,19 @@ What is usable:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import ceil
-from typing import Any, Protocol
+from typing import Any
 
 from extproc.base import blocks
-from extproc.base.errors import UnknownToken
 from extproc.index import MAX_ADAPTERS
 from extproc.kv_events import loose_text
-from extproc.kv_events.block_tree import Forest, Run, held_behind
+from extproc.kv_events.block_tree import Forest, held_behind
 from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
 from extproc.kv_events.groups import ELSEWHERE, Group, Groups
+from extproc.kv_events.growth import Growth, Place, Vocabulary
 from extproc.kv_events.removals import Removals
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
@@ -44,13 +43,6 @@ LATE = 16_384
 WAITING = 4096  # stored prompts to be told of later; what is beyond is not told, and guesses end by time
 FREED = 1024  # entries that a piece of freeing memory drops
 LONGEST_NAME = 512  # characters of a LoRA adapter's name; a longer one is not announced
-
-
-class Vocabulary(Protocol):
-    """What a mirror asks of `vocabulary.Vocabulary`."""
-
-    def decode(self, token_ids: Sequence[int]) -> bytes:
-        """The bytes that the tokens stand for. Raises `errors.UnknownToken`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +73,11 @@ class Mirror:
     ) -> None:
         """`loose` tells the text behind a prompt's first medium; without it, that ends what is followed."""
         self._pool = pool
-        self._vocabulary = vocabulary
-        self._loose = loose
+        self._growth = Growth(vocabulary, loose)
         self._size = prompt_block_bytes
         self._adapters: dict[str, None] = {}  # names of the LoRA adapters seen; what was stored last is last
         self._adapters_told = True  # whether the last delta had them all
         self._removals = Removals()
-        self._token_bytes = 0.0  # of a token in the block with the longest ones
         self._block_size = 1  # tokens in the largest blocks of any group: hits end at whole ones
         self._ignored: Counter[str] = Counter()
         self._debris: list[dict[int, Any]] = []  # what was held before, to be freed piece by piece
@@ -171,7 +161,7 @@ class Mirror:
             adapters=None if self._adapters_told else list(self._adapters),
             ignored=+self._ignored,
             stored=stored,
-            span=max(1, ceil(self._token_bytes * self._block_size / self._size)),
+            span=max(1, ceil(self._growth.token_bytes * self._block_size / self._size)),
         )
         self._forgot = False
         self._adapters_told = True
@@ -219,7 +209,7 @@ class Mirror:
         if event.block_size < 1 or len(event.tokens) != len(hashes) * event.block_size:
             self._ignored["misaligned"] += len(hashes)
             return
-        behind: tuple[Run, int] | None = None
+        behind: Place | None = None
         if event.parent is not None:
             behind = self._forest.find(event.parent)
             if behind is None:
@@ -233,64 +223,26 @@ class Mirror:
             self._removals.stored((event.group, hashes[done]))
             behind = known
             done += 1
-        plain = len(hashes) if event.plain is None else min(event.plain, len(hashes))
-        until = plain if self._loose is None else event.known
+        until = self._growth.known(event)
         self._ignored["not_text"] += len(hashes) - max(done, until)
         if done < until:
             behind = self._grow(behind, event, done, until)
         if behind is not None:
             self._stored.append(self._forest.tip(*behind))
 
-    def _grow(self, behind: tuple[Run, int] | None, event: Stored, first: int, until: int) -> tuple[Run, int] | None:
+    def _grow(self, behind: Place | None, event: Stored, first: int, until: int) -> Place | None:
         """Add blocks; returns the last one, or `behind` where none could be added."""
-        hashes = event.hashes[first:until]
-        if not self._forest.lacks(hashes):
+        if not self._forest.lacks(event.hashes[first:until]):
             raise UnusableEvents("contradiction", "a block that is its own ancestor")
         root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt)
-        loose = behind is not None and behind[0].loose
-        medium = first if loose else min((at for at in event.media if first <= at < until), default=until)
-        texts = list(self._texts(event, first, medium))
-        self._token_bytes = max(self._token_bytes, max(map(len, texts), default=0) / event.block_size)
-        behind = self._add(behind, self._forest.grow(behind, root, hashes, texts))
-        if len(texts) == medium - first < len(hashes):
-            into, loosely = self._loosely(behind, root, event, medium, until)
-            behind = self._add(behind, self._forest.grow(behind, root, hashes[len(texts) :], loosely, into))
-            texts += loosely
-        self.blocks += len(texts)
-        self._ignored["unknown_token"] += len(hashes) - len(texts)
-        return behind
-
-    def _add(self, behind: tuple[Run, int] | None, grown: Iterator[tuple[Run, int]]) -> tuple[Run, int] | None:
-        for run, position in grown:
+        added = 0
+        for run, position in self._growth.grow(self._forest, behind, root, event, first, until):
             self._claims.came(run, position)
             behind = run, len(run.hashes) - 1
+            added += len(run.hashes) - position
+        self.blocks += added
+        self._ignored["unknown_token"] += until - first - added
         return behind
-
-    def _texts(self, event: Stored, first: int, until: int) -> Iterator[bytes]:
-        """The text of each block, up to the first that the vocabulary does not know."""
-        with suppress(UnknownToken):
-            for block in range(first, until):
-                yield self._vocabulary.decode(event.tokens_of(block))
-
-    def _loosely(
-        self, behind: tuple[Run, int] | None, root: int, event: Stored, first: int, until: int
-    ) -> tuple[Run | None, list[bytes]]:
-        """The text of each block from a prompt's first medium on; a run for them where that is in the first of these
-        blocks."""
-        into: Run | None = None
-        texts: list[bytes] = []
-        vocabulary = self._loose
-        if vocabulary is None:
-            return into, texts
-        with suppress(UnknownToken):
-            if behind is None or not behind[0].loose:
-                raw, rest = loose_text.first(vocabulary, event.tokens_of(first), event.media[first])
-                into, kept = self._forest.loosened(behind, root, raw, vocabulary.added)
-                texts.append(kept + rest)
-            for block in range(first + len(texts), until):
-                text = loose_text.later(vocabulary, event.tokens_of(block), event.media.get(block, ()))
-                texts.append(text)
-        return into, texts
 
     def _remove(self, event: Removed) -> None:
         for hash_ in event.hashes:

@@ -71,7 +71,7 @@ PAD = 9
 )
 def test_the_first_block_with_a_medium(tokens: list[int], media: list[int], before: bytes, behind: bytes) -> None:
     """The text before it stands as it is; from there on there are stand-ins, no added tokens and no white space."""
-    assert loose_text.first(Letters(), tokens, media) == (before, behind)
+    assert loose_text.first(Letters(), (tokens, media)) == (before, behind)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_the_first_block_with_a_medium(tokens: list[int], media: list[int], befo
 )
 def test_a_block_behind_it(tokens: list[int], media: list[int], text: bytes) -> None:
     """A medium that began in a block before is no text, and has its stand-in there."""
-    assert loose_text.later(Letters(), tokens, media) == text
+    assert list(loose_text.later(Letters(), [(tokens, media), ([97], [])])) == [text, b"a"]
 
 
 # --- requests and events
