@@ -254,6 +254,8 @@ class Exchange:
         return [Continue(Phase.REQUEST_TRAILERS)]
 
     def _respond(self, event: ResponseHeaders) -> list[Output]:
+        if self.state is State.OPENING:  # a filter before ours has answered, or Envoy itself
+            self._response_mode = event.response_body_mode
         counted, self.state = self.state is State.ROUTED, State.RESPONDING
         status = event.headers.get(":status", "")
         told = None

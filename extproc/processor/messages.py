@@ -61,6 +61,7 @@ class ResponseHeaders:
     headers: Mapping[str, str]
     end_of_stream: bool = False
     served: str | None = None
+    response_body_mode: BodyMode = BodyMode.UNKNOWN  # told where this is the first message of a stream
 
 
 @dataclass(frozen=True, slots=True)

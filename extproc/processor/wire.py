@@ -48,13 +48,11 @@ def decode(data: bytes) -> Event:
     message = ProcessingRequest.FromString(data)
     kind = message.WhichOneof("request")
     if kind == "request_headers":
-        unknown = not message.HasField("protocol_config")
-        config = message.protocol_config
         return messages.RequestHeaders(
             _headers(message.request_headers),
             message.request_headers.end_of_stream,
-            BodyMode.UNKNOWN if unknown else _MODES.get(config.request_body_mode, BodyMode.NONE),
-            BodyMode.UNKNOWN if unknown else _MODES.get(config.response_body_mode, BodyMode.NONE),
+            _mode(message, "request_body_mode"),
+            _mode(message, "response_body_mode"),
             _subset(message),
             *_extent(message.request_headers),
         )
@@ -64,7 +62,8 @@ def decode(data: bytes) -> Event:
         return messages.RequestTrailers()
     if kind == "response_headers":
         headers = message.response_headers
-        return messages.ResponseHeaders(_headers(headers), headers.end_of_stream, _served(message))
+        mode = _mode(message, "response_body_mode")
+        return messages.ResponseHeaders(_headers(headers), headers.end_of_stream, _served(message), mode)
     if kind == "response_body":
         return messages.ResponseBody(message.response_body.body, message.response_body.end_of_stream)
     if kind == "response_trailers":
@@ -99,6 +98,13 @@ def encode(answer: Answer) -> bytes:
                 _set_routing(response, phase, routing)
     encoded: bytes = response.SerializeToString()
     return encoded
+
+
+def _mode(message: Any, name: str) -> BodyMode:
+    """A body mode, as the first message of a stream tells it."""
+    if not message.HasField("protocol_config"):
+        return BodyMode.UNKNOWN
+    return _MODES.get(getattr(message.protocol_config, name), BodyMode.NONE)
 
 
 def _headers(message: Any) -> Mapping[str, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 
 import pytest
@@ -16,8 +17,30 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 DUPLEX = "FULL_DUPLEX_STREAMED"
 UPSTREAM = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 TYPE = f"type.googleapis.com/{UPSTREAM}"
+ABORT = "x-envoy-fault-abort-request"
+REFUSES = {
+    "name": "fault",
+    "typed_config": {
+        "@type": "type.googleapis.com/envoy.extensions.filters.http.fault.v3.HTTPFault",
+        "abort": {"header_abort": {}, "percentage": {"numerator": 100}},
+    },
+}
 CHAT = "POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\n"
 CHUNK = f"{len(BODY):x}\r\n{BODY.decode()}\r\n"
+
+
+def beside(ours: Change, theirs: Change) -> Change:
+    """Two ext_proc filters in different modes, as where somebody else's stands behind ours."""
+
+    def both(listener: Yaml) -> None:
+        other = copy.deepcopy(listener)
+        ours(listener)
+        theirs(other)
+        (entry,) = (one for one in manager_of(other)["http_filters"] if one["name"].endswith("ext_proc"))
+        manager_of(listener)["http_filters"].insert(1, entry | {"name": "another"})
+
+    return both
+
 
 MODES: dict[str, Change] = {
     **{name: mode(name) for name in ("NONE", "STREAMED", "BUFFERED", "BUFFERED_PARTIAL")},
@@ -26,6 +49,12 @@ MODES: dict[str, Change] = {
     ),
     "duplex": mode(DUPLEX, response_trailer_mode="SEND"),
     "duplex, both ways": mode(DUPLEX, response_body_mode=DUPLEX, response_trailer_mode="SEND"),
+}
+PAIRS: dict[str, Change] = {
+    f"{ours} before {theirs}": beside(MODES[ours], MODES[theirs])
+    for ours in ("BUFFERED", "NONE", "duplex")
+    for theirs in ("BUFFERED", "duplex, both ways")
+    if ours != theirs
 }
 REQUESTS = {
     "HEAD": "HEAD /v1/models HTTP/1.1\r\nhost: x\r\n\r\n",
@@ -55,9 +84,10 @@ REPLIES = {
 
 
 def with_trailers(tree: Yaml) -> None:
-    """HTTP/1.1 has them only when asked for."""
+    """HTTP/1.1 has them only when asked for. And a filter that refuses what a test wants refused."""
     for listener in tree["static_resources"]["listeners"]:
         manager_of(listener)["http_protocol_options"] = {"enable_trailers": True}
+        manager_of(listener)["http_filters"].insert(0, copy.deepcopy(REFUSES))
     http1 = {"@type": TYPE, "explicit_http_config": {"http_protocol_options": {"enable_trailers": True}}}
     cluster(tree, "vllm")["typed_extension_protocol_options"] = {UPSTREAM: http1}
 
@@ -65,7 +95,7 @@ def with_trailers(tree: Yaml) -> None:
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def envoy() -> AsyncIterator[RealEnvoy]:
     """One engine, and a listener for each mode."""
-    async with RealEnvoy(MODES, whole=with_trailers) as running:
+    async with RealEnvoy(MODES | PAIRS, whole=with_trailers) as running:
         running.engines[0].release.set()
         yield running
 
@@ -87,6 +117,18 @@ async def test_every_request_is_served(envoy: RealEnvoy, listener: str, request_
     if BODY.decode() in REQUESTS[request_text] and not doubled:
         assert envoy.engines[0].bodies[-1] == BODY
     await envoy.until(lambda: envoy.in_flight() == 0)
+
+
+@pytest.mark.parametrize("listener", [*MODES])
+async def test_an_answer_of_a_filter_before_ours_arrives(envoy: RealEnvoy, listener: str) -> None:
+    """A rate limit, an authorisation: its answer opens our stream, and comes through as it is."""
+    served = len(envoy.engines[0].heads)
+    async with envoy.connect(listener) as client:
+        await client.send(post(headers=[f"{ABORT}: 429"]))
+        assert " 429 " in await client.head()
+        await client.until(b"fault filter abort")
+    assert len(envoy.engines[0].heads) == served
+    await envoy.until(lambda: envoy.served.processor.streams == 0)
 
 
 @pytest.mark.parametrize("listener", [*MODES])
@@ -121,6 +163,33 @@ async def test_every_reply_arrives(envoy: RealEnvoy, listener: str, reply: str) 
         for part in ("ok", "x-t: 1"):
             if part in rest:
                 await client.until(part.encode())
+    await envoy.until(lambda: envoy.in_flight() == 0)
+
+
+@pytest.mark.parametrize("listener", [*MODES, *PAIRS])
+@pytest.mark.parametrize("length", [True, False])
+async def test_large_bodies_pass_both_ways(envoy: RealEnvoy, listener: str, length: bool) -> None:
+    """Megabytes in, half a megabyte out, in pieces, with a length or not, and beside another filter: every byte."""
+    large = bytes(range(32, 127)) * 5_000
+
+    async def answer(head: str, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        envoy.engines[0].bodies.append(await body_of(head, reader))
+        framing = f"content-length: {len(large)}" if length else "transfer-encoding: chunked"
+        writer.write(f"HTTP/1.1 200 OK\r\n{framing}\r\n\r\n".encode())
+        for start in range(0, len(large), 60_000):
+            piece = large[start : start + 60_000]
+            writer.write(piece if length else b"%x\r\n%b\r\n" % (len(piece), piece))
+            await writer.drain()
+        writer.write(b"" if length else b"0\r\n\r\n")
+
+    envoy.engines[0].reply = answer
+    sent = BODY + b" " * 1_500_000
+    async with envoy.connect(listener) as client:
+        await client.send(post(body=sent))
+        head = (await client.head()).lower()
+        async with asyncio.timeout(30):
+            assert await body_of(head, client.reader) == large
+    assert envoy.engines[0].bodies[-1] == sent
     await envoy.until(lambda: envoy.in_flight() == 0)
 
 

@@ -60,6 +60,13 @@ async def test_as_many_headers_as_envoy_lets_in(envoy: RealEnvoy, listener: str)
 
 
 @pytest.mark.parametrize("listener", [*MODES])
+async def test_repeated_headers_count_each_time(envoy: RealEnvoy, listener: str) -> None:
+    """To Envoy a header of ninety lines is ninety headers."""
+    assert await serve(envoy, listener, ["h: x"] * 80)
+    assert not await serve(envoy, listener, ["h: x"] * (100 - OURS))
+
+
+@pytest.mark.parametrize("listener", [*MODES])
 async def test_as_long_headers_as_envoy_lets_in(envoy: RealEnvoy, listener: str) -> None:
     """Byte by byte around the limit."""
     told = [await serve(envoy, listener, [f"h: {'x' * size}"]) for size in range(LARGEST - 240, LARGEST + 1, 20)]

@@ -14,10 +14,14 @@ from tests.support.real_envoy import END, HEALTH, Change, RealEnvoy, filter_of, 
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
-UPGRADE = b"GET /v1/realtime HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"
+ASKS = b" HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: "
+UPGRADE = b"GET /v1/realtime" + ASKS + b"websocket\r\n\r\n"
+UDP = b"GET /.well-known/masque/udp/10.0.0.1/80/" + ASKS + b"connect-udp\r\n\r\n"
 CONNECT = b"CONNECT x:80 HTTP/1.1\r\nhost: x:80\r\n\r\n"
 GET = b"GET /v1/responses/resp_1?stream=true HTTP/1.1\r\nhost: x\r\n\r\n"
 DUPLEX = "FULL_DUPLEX_STREAMED"
+UPSTREAM = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
+TYPE = f"type.googleapis.com/{UPSTREAM}"
 
 
 def forbidding(change: Change) -> Change:
@@ -30,17 +34,48 @@ def forbidding(change: Change) -> Change:
     return forbid
 
 
-def tunnels(change: Change) -> Change:
-    """The same with WebSockets and CONNECT let in."""
+def tunnels(change: Change, to: str = "vllm") -> Change:
+    """The same with upgrades and CONNECT let in, over HTTP/2 too."""
 
     def let_in(listener: Yaml) -> None:
         change(listener)
         manager = manager_of(listener)
-        manager["upgrade_configs"] = [{"upgrade_type": "websocket"}, {"upgrade_type": "CONNECT"}]
+        manager["upgrade_configs"] = [{"upgrade_type": one} for one in ("websocket", "connect-udp", "CONNECT")]
+        manager["http2_protocol_options"] = {"allow_connect": True}
         (host,) = manager["route_config"]["virtual_hosts"]
-        host["routes"].insert(0, {"match": {"connect_matcher": {}}, "route": {"cluster": "vllm", "timeout": "0s"}})
+        for route in host["routes"]:
+            route["route"]["cluster"] = to
+        host["routes"].insert(0, {"match": {"connect_matcher": {}}, "route": {"cluster": to, "timeout": "0s"}})
 
     return let_in
+
+
+def bridge(to: str) -> Change:
+    """A listener that passes all on to another one by HTTP/2: what a client that speaks it would do."""
+
+    def passing(listener: Yaml) -> None:
+        del manager_of(listener)["http_filters"][0]
+        tunnels(lambda _: None, to=f"{to} by HTTP/2")(listener)
+
+    return passing
+
+
+def bridges(envoy: RealEnvoy) -> Change:
+    """The clusters that bridges lead to."""
+
+    def add(tree: Yaml) -> None:
+        for name in BRIDGED:
+            options = {"@type": TYPE, "explicit_http_config": {"http2_protocol_options": {"allow_connect": True}}}
+            address = {"socket_address": {"address": "127.0.0.1", "port_value": envoy.ports[name]}}
+            cluster = {"name": f"{name} by HTTP/2", "type": "STATIC"}
+            cluster["load_assignment"] = {
+                "cluster_name": cluster["name"],
+                "endpoints": [{"lb_endpoints": [{"endpoint": {"address": address}}]}],
+            }
+            cluster["typed_extension_protocol_options"] = {UPSTREAM: options}
+            tree["static_resources"]["clusters"].append(cluster)
+
+    return add
 
 
 # What keeps the stream open by our asking, and what does by the operator's YAML.
@@ -55,12 +90,16 @@ WRITTEN = {
 CLOSED = {"NONE, forbidden": forbidding(mode("NONE")), "duplex": mode(DUPLEX)}
 FORBIDDEN = {"BUFFERED, forbidden": forbidding(mode("BUFFERED"))}
 LISTENERS = ASKED | WRITTEN | CLOSED | FORBIDDEN
+BRIDGED = ("BUFFERED", "duplex, trailers")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def envoy() -> AsyncIterator[RealEnvoy]:
     """One Envoy with a listener for each mode."""
-    async with RealEnvoy({name: tunnels(change) for name, change in LISTENERS.items()}) as running:
+    listeners = {name: tunnels(change) for name, change in LISTENERS.items()}
+    envoy = RealEnvoy(listeners | {f"to {name}": bridge(name) for name in BRIDGED})
+    envoy.change(bridges(envoy))
+    async with envoy as running:
         yield running
 
 
@@ -105,8 +144,10 @@ async def test_envoy_closes_early_where_check_warns(envoy: RealEnvoy, listener: 
         assert envoy.engines[0].running == 1
 
 
-@pytest.mark.parametrize("listener", [name for name in LISTENERS if name not in FORBIDDEN])
-@pytest.mark.parametrize("opening", [UPGRADE, CONNECT], ids=["websocket", "connect"])
+@pytest.mark.parametrize(
+    "listener", [name for name in LISTENERS if name not in FORBIDDEN] + [f"to {name}" for name in BRIDGED]
+)
+@pytest.mark.parametrize("opening", [UPGRADE, UDP, CONNECT], ids=["websocket", "connect-udp", "connect"])
 async def test_a_tunnel_is_answered_at_once(envoy: RealEnvoy, listener: str, opening: bytes) -> None:
     """Though its body never ends; and it counts while it lives, where Envoy does not close early."""
     async with envoy.connect(listener) as client:

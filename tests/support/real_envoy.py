@@ -191,6 +191,10 @@ class RealEnvoy:
         self._stack = AsyncExitStack()
         self._process: asyncio.subprocess.Process
 
+    def change(self, whole: Change) -> None:
+        """Change the whole configuration at last, knowing the ports."""
+        self._whole = whole
+
     async def __aenter__(self) -> RealEnvoy:
         for engine in self.engines:
             await engine.start()

@@ -253,6 +253,15 @@ def test_an_answer_before_the_decision_passes() -> None:
     assert play(exchange, refusal) == [Prefilled("413", None), Continue(Phase.RESPONSE_HEADERS)]
 
 
+@pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED])
+def test_an_answer_that_opens_the_stream_passes_in_its_mode(mode: BodyMode) -> None:
+    """A filter before ours refused the request: its answer is all that we see, and is given back as it must be."""
+    refusal = ResponseHeaders({":status": "403"}, response_body_mode=mode)
+    told = play(Exchange(), refusal, ResponseBody(b"no", True))
+    passed = Streamed(Phase.RESPONSE_BODY, b"no", True) if "DUPLEX" in mode.value else Continue(Phase.RESPONSE_BODY)
+    assert told == [Prefilled("403", None), Continue(Phase.RESPONSE_HEADERS), passed]
+
+
 def test_without_headers_the_body_still_routes() -> None:
     """`request_header_mode: SKIP` hides the path, which is the router's to judge."""
     assert play(Exchange(), RequestBody(b"{}", True)) == [Decide({}, b"{}"), Continue(Phase.REQUEST_BODY, ROUTING)]

@@ -62,6 +62,16 @@ def test_headers_come_with_the_body_modes() -> None:
     )
 
 
+def test_an_answer_may_open_a_stream() -> None:
+    """Where a filter before ours answers, the response's headers tell the mode."""
+    message = {
+        "response_headers": {"headers": {"headers": [{"key": ":status", "value": "403"}]}},
+        "protocol_config": {"response_body_mode": "FULL_DUPLEX_STREAMED"},
+    }
+    opened = ResponseHeaders({":status": "403"}, response_body_mode=BodyMode.FULL_DUPLEX_STREAMED)
+    assert wire.decode(request(message)) == opened
+
+
 def test_an_old_envoy_says_no_mode() -> None:
     """Without protocol_config both modes are unknown."""
     decoded = wire.decode(request({"request_headers": {"end_of_stream": True}}))
