@@ -23,6 +23,7 @@ therefore the response's headers are answered with the wish to be shown the resp
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from enum import Enum
@@ -56,12 +57,10 @@ from extproc.processor.messages import (
     Seen,
     Streamed,
 )
+from extproc.processor.room import Room
 from extproc.routing.pools.admission import Subset
 
 CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
-# What is collected of a FULL_DUPLEX_STREAMED body, on which Envoy sets no limit: what the buffer limit of the shipped
-# configuration lets through in the other modes.
-MAX_BODY = 64 * 1024 * 1024
 _CLOSED_EARLY = frozenset({BodyMode.NONE, BodyMode.FULL_DUPLEX_STREAMED})  # at the response's headers
 _EVENT_STREAM = "text/event-stream"
 # Modes in which Envoy keeps a request until its body has ended; to 1.39, STREAMED is one until its body begins.
@@ -89,8 +88,19 @@ class State(Enum):
 class Exchange:
     """One stream. `receive`, `decided` and `refused` return what to do next, in order."""
 
-    def __init__(self, served_header: str | None = None, gateway: Gateway = _ANY) -> None:
-        """`served_header` names a response header that shall tell who answered; `gateway` is the Envoy that asks."""
+    def __init__(
+        self,
+        served_header: str | None = None,
+        gateway: Gateway = _ANY,
+        *,
+        max_body: float = math.inf,
+        room: Room | None = None,
+    ) -> None:
+        """`served_header` names a response header that shall tell who answered; `gateway` is the Envoy that asks.
+
+        `max_body` is how many bytes of a FULL_DUPLEX_STREAMED body are collected, `room` what all streams may collect
+        together: what is more streams through.
+        """
         self.state = State.OPENING
         self.watching = False  # whether the caller wants to see the response, or still more of it
         self.unended = False  # a stream of events is the response, and Envoy may let go of us before it ends
@@ -98,10 +108,13 @@ class Exchange:
         self.over = False  # nothing that Envoy could still say matters: the caller ends the stream
         self._served_header = served_header
         self._gateway = gateway
+        self._max_body = max_body
         self._request = RequestHeaders({})
         self._subset: Subset | None = None
         self._body: list[bytes] = []
         self._size = 0
+        self._room = room or Room()
+        self._taken = 0  # bytes of the room
         self._request_mode = BodyMode.UNKNOWN
         self._response_mode = BodyMode.UNKNOWN
         self._answer_due = Phase.REQUEST_HEADERS  # the message that the decision will ride on
@@ -157,7 +170,7 @@ class Exchange:
                 outputs += _chunks(Phase.REQUEST_BODY, whole, end_of_stream=end)
             if self._trailers:
                 outputs.append(Continue(Phase.REQUEST_TRAILERS))
-        self._body.clear()
+        self.close()
         return outputs
 
     def _fitted(self, routing: Mutation, body: bytes | None) -> tuple[Mutation, bytes | None]:
@@ -173,11 +186,17 @@ class Exchange:
     def refused(self, error: ExtProcError, routing: Mutation) -> list[Output]:
         """The answer that tells the client, in OpenAI's form, why nobody can serve the request."""
         self._leave_deciding(State.ANSWERED)
-        self._body.clear()
+        self.close()
         kind = HTTPStatus(error.status).name.lower()
         message = {"message": str(error), "type": kind, "param": None, "code": error.slug}
         headers = {} if error.retry_after_s is None else {"retry-after": str(error.retry_after_s)}
         return [Immediate(error.status, json.dumps({"error": message}).encode(), routing, headers)]
+
+    def close(self) -> None:
+        """Hold nothing of the body any more: it was sent on, or the stream ended, however it did."""
+        self._body.clear()
+        self._room.give_back(self._taken)
+        self._taken = 0
 
     def _leave_deciding(self, state: State) -> None:
         if self.state is not State.DECIDING:
@@ -220,9 +239,10 @@ class Exchange:
 
     def _collect_streamed(self, event: RequestBody) -> list[Output]:
         self._size += len(event.data)
-        if self._size > MAX_BODY:
+        if self._size > self._max_body or not self._room.take(len(event.data)):
             self._streaming = not event.end_of_stream
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_TOO_LARGE)
+        self._taken += len(event.data)
         return self._decide(Phase.REQUEST_HEADERS, b"".join(self._body)) if event.end_of_stream else []
 
     def _collect_trailers(self, _: RequestTrailers) -> list[Output]:

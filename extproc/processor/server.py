@@ -70,10 +70,11 @@ class Processor:
         if not access.admits(metadata):
             access.refused(context.peer(), time.monotonic())
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, f"{TOKEN} is missing or wrong")
-        stream = Stream(self._services, _settings(metadata))
+        stream: Stream | None = None
         self.streams += 1
         metrics.STREAMS.inc()
         try:
+            stream = Stream(self._services, _settings(metadata))
             while not stream.exchange.over and (outputs := await self._next(context, stream)) is not None:
                 while outputs:
                     output = outputs.popleft()
@@ -89,7 +90,8 @@ class Processor:
             metrics.EXCEPTIONS.labels("stream").inc()
             _log.exception("a bug ended an ext_proc stream; its request goes on without us")
         finally:
-            stream.close()
+            if stream is not None:
+                stream.close()
             self.streams -= 1
             metrics.STREAMS.dec()
 

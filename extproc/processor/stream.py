@@ -20,6 +20,7 @@ from extproc.processor.access import Access
 from extproc.processor.exchange import Exchange, ProtocolViolation
 from extproc.processor.messages import Decide, Output, Prefill, Prefilled, Seen
 from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
+from extproc.processor.room import Room
 from extproc.processor.routes import Metadata
 from extproc.processor.uncounted import Uncounted
 from extproc.requests.responses import IdReader
@@ -63,14 +64,15 @@ class Services:
     access: Access = field(default_factory=Access)
     gateway: Gateway = field(default_factory=Gateway)
     uncounted: Uncounted = field(default_factory=Uncounted)
+    room: Room = field(default_factory=Room)
 
 
 class Stream:
     """One stream: the order of its messages, the route that it came by, the load that it owes."""
 
     def __init__(self, services: Services, metadata: Metadata) -> None:
-        served_header = headers.CONFORMANCE_SERVED if services.conformance else None
-        self.exchange = Exchange(served_header, services.gateway)
+        served, most = headers.CONFORMANCE_SERVED if services.conformance else None, services.route(metadata).max_body
+        self.exchange = Exchange(served, services.gateway, max_body=most, room=services.room)
         self._services = services
         self._metadata = metadata
         self._pool: Pool | None = None
@@ -102,7 +104,8 @@ class Stream:
         return None if limit is None else self._since + limit - time.monotonic()
 
     def close(self) -> None:
-        """Give the load back; synchronous, and called on every way out."""
+        """Give the load and the room of the body back; synchronous, and called on every way out."""
+        self.exchange.close()
         if self._routed is None or self._pool is None:
             return
         self._routed.ticket.release()
@@ -122,9 +125,8 @@ class Stream:
             metrics.DECISIONS.labels("", route.policy, Reason.NO_POOL.value).inc()
             return self.exchange.decided(destination.nowhere(Reason.NO_POOL))
         router = self._services.router
-        pool = self._pool = pool_for(pools, router.adapters, wanted.body)
-        path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
-        self._ask = Ask(path, wanted.body, wanted.degraded, turn, self._subset(wanted))
+        self._ask = self._asked(wanted, route)
+        pool = self._pool = pool_for(pools, router.adapters, self._ask.body)
         try:
             routed = self._routed = await router.pick(pool, route, self._ask, now=time.monotonic())
         except (NoInstance, Shed) as error:
@@ -207,6 +209,13 @@ class Stream:
             await self._services.router.remember(self._pool, response, self._keeper)
         if response is not None or self._response.hopeless:
             self.exchange.watching = False
+
+    def _asked(self, wanted: Decide, route: RouteSettings) -> Ask:
+        body, degraded = wanted.body, wanted.degraded
+        if body is not None and len(body) > route.max_body:
+            body, degraded = None, Reason.BODY_TOO_LARGE
+        path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
+        return Ask(path, body, degraded, turn, self._subset(wanted))
 
     def _route(self) -> RouteSettings:
         return self._services.route(self._metadata)

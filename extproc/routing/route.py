@@ -21,10 +21,12 @@ PREFIX = "x-smetric-"
 CLUSTER = "x-smetric-cluster"
 POLICY = "x-smetric-policy"
 MAX_LOAD = "x-smetric-max-load"
+MAX_BODY = "x-smetric-max-body"
 DISAGGREGATION = "x-smetric-disaggregation"
 PREFILL_TIMEOUT = "x-smetric-prefill-timeout"
 SHADOW = "x-smetric-shadow"
-OWN = (CLUSTER, POLICY, MAX_LOAD, DISAGGREGATION, PREFILL_TIMEOUT, SHADOW, TOKEN)  # all others are options of policies
+# All others are options of policies.
+OWN = (CLUSTER, POLICY, MAX_LOAD, MAX_BODY, DISAGGREGATION, PREFILL_TIMEOUT, SHADOW, TOKEN)
 
 # Envoy waits for an answer of ours at most an hour, and two prefills may be tried.
 MAX_PREFILL_TIMEOUT_S = 1_740.0
@@ -41,6 +43,7 @@ class RouteSettings:
     policy: str = "smetric"
     options: Mapping[str, float] = field(default_factory=dict)
     max_load: float = math.inf  # requests in flight of an instance; where all have so many, requests are shed
+    max_body: float = 16 * 1024 * 1024  # bytes of a body that is read; agents send 0.2 to 4 MB, with images 10
     disaggregation: Disaggregation = Disaggregation.SIDECAR
     prefill_timeout_s: float = 60.0  # of one prefill request that we send (FILTER); two are tried
 
@@ -65,6 +68,7 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
     asked = default or RouteSettings("", registry.DEFAULT)
     cluster, policy, max_load = asked.cluster, asked.policy, asked.max_load
     disaggregation, prefill_timeout_s = asked.disaggregation, asked.prefill_timeout_s
+    max_body = asked.max_body
     shadows = tuple(asked.shadows)
     given: dict[str, float] = {}
     for key, value in metadata.items():
@@ -76,6 +80,8 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
             policy = known_policy(value)
         elif key == MAX_LOAD:
             max_load = option_value(key, value)
+        elif key == MAX_BODY:
+            max_body = option_value(key, value)
         elif key == DISAGGREGATION:
             disaggregation = known_mode(value)
         elif key == PREFILL_TIMEOUT:
@@ -91,7 +97,16 @@ def route_settings(metadata: Mapping[str, str], default: RouteSettings | None) -
         options |= default.options
     options |= {name: value for name, value in given.items() if name in options}
     watched = {name: _shadow_options(name, given, asked) for name in shadows}
-    return RouteSettings(cluster, policy, options, max_load, disaggregation, prefill_timeout_s, watched)
+    return RouteSettings(
+        cluster,
+        policy,
+        options,
+        max_load=max_load,
+        max_body=max_body,
+        disaggregation=disaggregation,
+        prefill_timeout_s=prefill_timeout_s,
+        shadows=watched,
+    )
 
 
 def _shadow_options(policy: str, given: Mapping[str, float], default: RouteSettings) -> Mapping[str, float]:

@@ -12,15 +12,15 @@ import pytest
 from loadgen.stack.stack import Stack
 from tests.support.agents import WORD, chat, complaints, decision, loads, post, until
 
-# `serve` with bounds that a test can reach.
-PROGRAM = "import sys; from extproc import cli; from extproc.processor import exchange, stream; "
-PROGRAM += "stream.BODY_S, exchange.MAX_BODY = 1.0, 100_000; sys.exit(cli.main(sys.argv[1:]))"
+# `serve` with a bound that a test can reach.
+PROGRAM = "import sys; from extproc import cli; from extproc.processor import stream; "
+PROGRAM += "stream.BODY_S = 1.0; sys.exit(cli.main(sys.argv[1:]))"
 
 
 @pytest.fixture(scope="module")
 def stack() -> Iterator[Stack]:
     """One engine behind an Envoy that streams bodies both ways."""
-    made = Stack(engines=1, body_mode="FULL_DUPLEX_STREAMED")
+    made = Stack(engines=1, body_mode="FULL_DUPLEX_STREAMED", policy={"max-body": 100_000})
     assert made.extproc is not None
     at = made.extproc.arguments.index("-m")
     made.extproc.arguments[at : at + 2] = ["-c", PROGRAM]

@@ -12,7 +12,7 @@ import pytest
 
 from extproc.base.headers import DESTINATION
 from extproc.base.model import Reason
-from extproc.processor import exchange, stream
+from extproc.processor import stream
 from extproc.routing.pools.suspects import SUSPECT_S
 from tests.epp.conftest import ADDRESSES, Picker, StartPicker
 from tests.epp.gateway import BLIND, DUPLEX, MAX_CHUNK, NULL, chat
@@ -246,13 +246,10 @@ async def test_other_modes_have_no_timer_of_ours(picker: Picker, monkeypatch: py
 
 
 @pytest.mark.parametrize("trailers", [False, True])
-async def test_a_body_beyond_all_bounds_streams_through(
-    picker: Picker, monkeypatch: pytest.MonkeyPatch, trailers: bool
-) -> None:
+async def test_a_body_beyond_all_bounds_streams_through(picker: Picker, trailers: bool) -> None:
     """Envoy sets no limit on a FULL_DUPLEX_STREAMED body: what we hold is bounded, and the request is still served."""
-    monkeypatch.setattr(exchange, "MAX_BODY", 100_000)
     body = chat("x" * 500_000)
-    gateway = picker.gateway(DUPLEX)
+    gateway = picker.gateway(DUPLEX, max_body="100000")
     outcome = await gateway.request(*cut(body, 30_000), trailers=trailers)
     assert (outcome.body, outcome.reason) == (body, Reason.BODY_TOO_LARGE)
     assert len(outcome.destinations) == 3
@@ -260,10 +257,9 @@ async def test_a_body_beyond_all_bounds_streams_through(
     await gateway.end()
 
 
-async def test_a_last_piece_may_be_the_one_too_much(picker: Picker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_last_piece_may_be_the_one_too_much(picker: Picker) -> None:
     """A body whose last piece passes the bound has ended all the same."""
-    monkeypatch.setattr(exchange, "MAX_BODY", 100_000)
-    gateway = picker.gateway(DUPLEX)
+    gateway = picker.gateway(DUPLEX, max_body="100000")
     outcome = await gateway.request(b"x" * 60_000, b"y" * 60_000)
     assert (outcome.body[-1:], len(outcome.body), outcome.ended) == (b"y", 120_000, True)
     await gateway.end()
@@ -294,10 +290,9 @@ async def test_trailers_may_follow_headers_alone(picker: Picker) -> None:
     await gateway.end()
 
 
-async def test_an_engine_may_answer_before_the_body_has_ended(picker: Picker, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_engine_may_answer_before_the_body_has_ended(picker: Picker) -> None:
     """A body that streams through goes on being given back while the response already comes."""
-    monkeypatch.setattr(exchange, "MAX_BODY", 10)
-    gateway = picker.gateway(DUPLEX)
+    gateway = picker.gateway(DUPLEX, max_body="10")
     await gateway.write(gateway.opening())
     await gateway.write(gateway.body(b"x" * 20, last=False))
     kinds = [(await gateway.read()).WhichOneof("response") for _ in range(2)]

@@ -17,6 +17,7 @@ from extproc.config.topology import Header, Topology
 from extproc.routing.route import (
     CLUSTER,
     DISAGGREGATION,
+    MAX_BODY,
     MAX_LOAD,
     POLICY,
     PREFILL_TIMEOUT,
@@ -40,7 +41,12 @@ RETRY_ON = "connect-failure,refused-stream,reset"
 _DIED = frozenset({"reset", "5xx", "gateway-error"})
 _OF_REQUEST = frozenset({"REQ", "REQUEST_HEADER", "QUERY_PARAM", "QUERY_PARAMS", "PATH"})
 # Values that are numbers but likely mistakes: a ratio above 1, a factor below 1.
-_USUAL = {"x-smetric-hit-ratio": (0.0, 1.0), "x-smetric-overload": (1.0, 100.0), MAX_LOAD: (1.0, 1e6)}
+_USUAL = {
+    "x-smetric-hit-ratio": (0.0, 1.0),
+    "x-smetric-overload": (1.0, 100.0),
+    MAX_LOAD: (1.0, 1e6),
+    MAX_BODY: (65_536.0, 1e9),
+}
 
 
 def asks(topology: Topology, pools: Pools) -> Iterator[Problem]:
@@ -151,7 +157,7 @@ def entry(key: str, header: Header, topology: Topology) -> Iterator[Problem]:
             return
         if key == PREFILL_TIMEOUT:
             prefill_timeout(value)
-        elif key != MAX_LOAD:
+        elif key not in (MAX_BODY, MAX_LOAD):
             known_option(key)
         number = option_value(key, value)
     except ConfigError as reason:
