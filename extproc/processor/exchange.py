@@ -18,6 +18,8 @@ whose body ends only with its reply (upgrades, CONNECT, gRPC).
 
 Envoy closes the stream as soon as it has nothing more to show, and a load is counted for as long as the stream is open:
 therefore the response's headers are answered with the wish to be shown the response's end.
+
+Longer than other files, because the table, its rows and what they share are read together.
 """
 
 from __future__ import annotations
