@@ -24,6 +24,7 @@ class Turn(NamedTuple):
 
     key: int
     end: int
+    begin: int  # ... and to where it begins
 
 
 def turns(messages: Sequence[Message], seed: int, head: bytes = b"") -> list[Turn]:
@@ -35,15 +36,15 @@ def turns(messages: Sequence[Message], seed: int, head: bytes = b"") -> list[Tur
     seed = xxh3_64_intdigest(head, seed)
     end, media = 0, 0
     for message in messages:
-        key = seed
+        key, begin = seed, end
         pieces = list(_pieces(message))
         counted = _media(message)
         seed = xxh3_64_intdigest(b"".join(b"%d:%b" % (len(piece), piece) for piece in pieces), seed)
         end += sum(map(len, pieces)) + counted * MEDIUM_BYTES
         if media and message["role"] == "assistant":
-            found.append(Turn(key, end))
+            found.append(Turn(key, end, begin))
         media += counted
-    return [*found, Turn(seed, end)]
+    return [*found, Turn(seed, end, end)]
 
 
 def asked(messages: Sequence[Message], seed: int) -> tuple[list[int], int, int]:

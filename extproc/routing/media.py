@@ -22,6 +22,8 @@ from extproc.routing.query import Media, Query
 _SPARE_BLOCKS = 4
 _SPARE_SHARE = 4  # or a fourth of the text before the first: blocks of hybrid models are long
 
+_REPLY_BLOCKS = 2  # of a reply that tell a conversation from others that ask the same
+
 
 def hit(pool: Pool, query: Query, name: str, held: int) -> int:
     """Bytes of a prompt that the instance of this name has cached; its events tell of `held` leading blocks."""
@@ -30,9 +32,10 @@ def hit(pool: Pool, query: Query, name: str, held: int) -> int:
         return told
     count = media.sent.get(name, 0)
     if not count:
-        # Other media behind the same text, unless a reply to them is the same too.
-        known = media.ends[0] if media.ends else query.prompt
-        return told if told > known else min(told, media.plain * pool.block_bytes)
+        # Other media behind the same text, unless a reply to them is the same too: then somebody else's notes are gone,
+        # or the client writes its media another way every time.
+        same = told > media.begin + _REPLY_BLOCKS * pool.block_bytes
+        return told if same else min(told, media.plain * pool.block_bytes)
     asked = media.ends[count - 1]
     return asked if told < asked and _blind(pool, media, told) else told
 

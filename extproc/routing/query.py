@@ -48,9 +48,8 @@ class Media:
     places: Sequence[tuple[int, str]]  # where each medium stands in the prompt, in bytes, and what it is
     turns: Sequence[int]  # a key for each reply since then, and for the whole: what it answered (`requests/turns.py`)
     ends: Sequence[int]  # where each reply ends in the prompt, in bytes; the last one ends the history
-    sent: Mapping[str, int] = field(
-        default_factory=dict
-    )  # how many of these replies an instance was asked for, by name
+    begin: int  # where the first of them begins
+    sent: Mapping[str, int] = field(default_factory=dict)  # how many of these replies an instance was asked for
 
     @property
     def replies(self) -> Sequence[int]:
@@ -171,6 +170,8 @@ def _media(pool: Pool, request: Request, prompt: Prompt) -> Media | None:
         return None
     root = blocks.root(pool.name, request.model, request.cache_salt)
     *replies, whole = turns(request.messages, root, prompt.data[: prompt.matchable])
-    ends = [prompt.media.history * turn.end // replies[-1].end for turn in replies]
+    history = prompt.media.history
+    ends = [history * turn.end // replies[-1].end for turn in replies]
+    begin = history * replies[0].begin // replies[-1].end if replies else len(prompt.media.data)
     keys = [turn.key for turn in (*replies, whole)]
-    return Media(prompt.media.head // pool.block_bytes, prompt.media.media, keys, ends)
+    return Media(prompt.media.head // pool.block_bytes, prompt.media.media, keys, ends, begin)

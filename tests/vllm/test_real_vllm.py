@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
@@ -43,10 +43,11 @@ START_S = 600.0  # a real engine compiles and profiles first; on a crowded machi
 
 
 class Real:
-    """Two real engines behind the real gateway."""
+    """Two real engines behind the real gateway, which serve the model that a script beside this file makes."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, maker: str = "make_model.py", options: Sequence[str] = ()) -> None:
         self.directory = directory
+        self._maker, self._options = maker, options
         self.model = directory / "model"
         self.access_log = directory / "access.log"
         self.port, self.admin, self.listen, self.health, self.metrics, self.redis_port = (free_port() for _ in range(6))
@@ -93,6 +94,7 @@ class Real:
             "hermes",
             "--kv-events-config",
             json.dumps(config),
+            *self._options,
         ]
         log = self.directory / f"vllm-{number}.log"
         return (
@@ -107,9 +109,7 @@ class Real:
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         os.environ.update(environment)
-        subprocess.run(
-            [f"{VENV}/bin/python", str(Path(__file__).parent / "make_model.py"), str(self.model)], check=True
-        )
+        subprocess.run([f"{VENV}/bin/python", str(Path(__file__).parent / self._maker), str(self.model)], check=True)
         redis = [redis_server(), "--port", str(self.redis_port), "--bind", HOST, "--save", ""]
         serve = [sys.executable, "-m", "extproc", "serve", "--envoy-yaml", str(self.directory / "envoy.yaml")]
         serve += ["--listen", f"{HOST}:{self.listen}", "--health", f"{HOST}:{self.health}"]

@@ -69,6 +69,36 @@ def test_what_makes_a_medium_another() -> None:
     assert len({found.digest for found in chat(url, *others)}) == 1 + len(others)
 
 
+@pytest.mark.parametrize(
+    ("url", "again"),
+    [
+        (
+            "https://b.s3.amazonaws.com/k.png?X-Amz-Date=1&X-Amz-Signature=a",
+            "https://b.s3.amazonaws.com/k.png?X-Amz-Date=2",
+        ),
+        ("https://s/k.png?id=5&Expires=1&Signature=a", "https://s/k.png?id=5&Expires=2&Signature=b"),
+        ("https://a.blob/k.png?sv=2024&se=1&sig=a", "https://a.blob/k.png?sv=2024&se=2&sig=b"),
+        ("https://s/k.png?", "https://s/k.png"),
+    ],
+)
+def test_a_url_that_is_signed_anew_is_the_same_medium(url: str, again: str) -> None:
+    """Agents fetch a new signature for every request; what it leads to is the same."""
+    assert digest(None, url) == digest(None, {"url": again})
+
+
+def test_other_parameters_of_a_url_count() -> None:
+    """They may say which picture it is; and data is no URL."""
+    urls = [
+        "https://s/k?id=5",
+        "https://s/k?id=6",
+        "https://s/k",
+        "https://s/k?design=1",
+        "data:,a?sig=1",
+        "data:,a?sig=2",
+    ]
+    assert len({digest(None, url) for url in urls}) == len(urls)
+
+
 def test_a_uuid_stands_for_the_medium() -> None:
     """A client sends the data once, and then only what it calls it."""
     first = {"type": "image_url", "image_url": {"url": PNG}, "uuid": "mine"}

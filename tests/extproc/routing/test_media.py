@@ -54,8 +54,8 @@ def query(*, media: Media, **more: Any) -> Query:
         (150, 2, 150, 150),  # events tell of all of it
         (145, 2, 145, 145),
         (100, 0, 100, 100),  # up to the image, and it was asked for nothing
-        (125, 0, 100, 100),  # the same text with another image ...
-        (135, 0, 135, 135),  # ... which cannot have got the same reply
+        (122, 0, 100, 100),  # the same text with another image ...
+        (123, 0, 123, 123),  # ... which cannot have got the same reply
         (100, 1, 130, 100),  # events end at the image: where they were never seen to go past one, what was sent counts
         (100, 2, 140, 100),
         (80, 2, 140, 80),  # an engine's block cuts off the end of the text before it
@@ -66,10 +66,10 @@ def query(*, media: Media, **more: Any) -> Query:
     ],
 )
 def test_what_was_sent_counts_where_events_cannot_tell(held: int, asked: int, blind: int, followed: int) -> None:
-    """In blocks: an image at 100, stood in for by 8, and two replies that end at 130 and 140."""
+    """In blocks: an image at 100, stood in for by 8, and two replies from 120 to 130 and up to 140."""
     pool = Pool("pool", PlainRenderer())
     places = [(100 * BLOCK + 3, "user image")]
-    media = Media(100, places, turns=[1, 2, 3], ends=[130 * BLOCK, 140 * BLOCK], sent={"a": asked})
+    media = Media(100, places, turns=[1, 2, 3], ends=[130 * BLOCK, 140 * BLOCK], begin=120 * BLOCK, sent={"a": asked})
     assert hit(pool, query(media=media), "a", held) == blind * BLOCK
     learn(pool, query(media=media), {"b": 111})
     assert hit(pool, query(media=media), "a", held) == followed * BLOCK
@@ -79,7 +79,7 @@ def test_events_are_followed_kind_by_kind() -> None:
     """That they go past an image says nothing of videos; and going up to one says nothing."""
     pool = Pool("pool", PlainRenderer())
     places = [(10 * BLOCK, "user image"), (50 * BLOCK, "user video")]
-    media = Media(10, places, turns=[1, 2], ends=[140 * BLOCK], sent={"a": 1})
+    media = Media(10, places, turns=[1, 2], ends=[140 * BLOCK], begin=0, sent={"a": 1})
     for reached, kinds in ((10, set()), (18, set()), (20, {"user image"}), (58, {"user image"})):
         learn(pool, query(media=media), {"a": reached})
         assert pool.followed == kinds
