@@ -38,7 +38,7 @@ class StatePage:
     async def _pool(self, pool: Pool, now: float) -> Mapping[str, Any]:
         sizes, reports = await self._indexed(pool.name)
         names = [instance.name for instance in pool.instances]
-        left_alone = pool.suspects.left_alone(now)
+        ejected = pool.ejections.ejected(now)
         states: dict[str, Any] = {}
         for instance, in_flight, unprefilled in zip(pool.instances, *self._loads.view(pool.name, names), strict=True):
             blocks = None if sizes is None else sizes.get(instance.name, 0)
@@ -49,7 +49,7 @@ class StatePage:
                 "in_flight": in_flight,
                 "unprefilled_bytes": unprefilled,
                 "healthy": None if pool.unhealthy is None else not unhealthy,
-                "left_alone_s": round(left_alone.get(instance.address, 0.0), 1),
+                "ejected_s": round(ejected.get(instance.address, 0.0), 1),
                 "index_blocks": blocks,
                 "events": report,
             } | ({"priority": instance.priority} if instance.priority else {})

@@ -82,7 +82,7 @@ class _Checked:
         if not self._health.note(host, result):
             return
         if result is Result.PASSED:
-            self._pool.suspects.cleared(host)
+            self._pool.ejections.cleared(host)
             _log.info("pool %s: %s passes its health check again", self._pool.name, host)
         else:
             _log.warning("pool %s: %s fails its health check: %s", self._pool.name, host, said)

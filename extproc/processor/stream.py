@@ -27,9 +27,9 @@ from extproc.requests.responses import IdReader
 from extproc.routing.disaggregation.bodies import decode_body
 from extproc.routing.disaggregation.halves import budget_ms
 from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.ejections import ERRORS
 from extproc.routing.pools.loads import PairTicket
 from extproc.routing.pools.pool import Pool
-from extproc.routing.pools.suspects import ERRORS
 from extproc.routing.query import Ask, Query, explicit_turn, pool_for
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
@@ -143,7 +143,7 @@ class Stream:
         if pool is None or routed is None:
             raise ProtocolViolation("a prefill before the decision")
         while (instance := routed.choice.prefill) is not None:
-            pool.suspects.tried(instance.address, time.monotonic())
+            pool.ejections.tried(instance.address, time.monotonic())
             try:
                 with metrics.PREFILL_SECONDS.labels(pool.name).time():
                     timeout_s = route.prefill_timeout_s
@@ -159,14 +159,14 @@ class Stream:
                 self._routed = routed
             else:
                 metrics.PREFILLS.labels(pool.name, Outcome.OK.value).inc()
-                pool.suspects.cleared(instance.address)
+                pool.ejections.cleared(instance.address)
                 _prefilled(routed)
                 return self._send(pool, routed, decode_body(wanted.body, params))
         return self._send(pool, routed)
 
     def _send(self, pool: Pool, routed: Decision, body: bytes | None = None) -> list[Output]:
         self._services.on_routed(pool, routed)
-        pool.suspects.tried(routed.choice.instance.address, time.monotonic())
+        pool.ejections.tried(routed.choice.instance.address, time.monotonic())
         _count(pool, routed, self._decision_s)
         self._since = time.monotonic()
         # A stream lives as long as the reply; body and keys need not, and in thousands of streams they are gigabytes.
@@ -230,9 +230,9 @@ def _note_failure(pool: Pool, instance: Instance, failure: PrefillFailed, now: f
     metrics.PREFILLS.labels(pool.name, failure.outcome.value).inc()
     _log.info("instance %s of pool %s did not prefill: %s", instance.name, pool.name, failure)
     if not failure.answered:
-        pool.suspects.unreachable(instance.address, now)
+        pool.ejections.unreachable(instance.address, now)
     elif failure.outcome is Outcome.REFUSED:
-        pool.suspects.erred(instance.address, now)
+        pool.ejections.erred(instance.address, now)
 
 
 def _prefilled(routed: Decision) -> None:

@@ -61,7 +61,7 @@ async def test_ext_proc_dies_and_returns() -> None:
 
 
 async def test_an_engine_dies_and_returns() -> None:
-    """Requests that had no answer yet are served by others, the dead engine is left alone, and comes back empty."""
+    """Requests that had no answer yet are served by others, the dead engine is ejected, and comes back empty."""
     with Stack(engines=3, engine_options=["--time-scale", "2"]) as stack:
         victim = stack.engines[1]
 
@@ -80,7 +80,7 @@ async def test_an_engine_dies_and_returns() -> None:
         async def chosen() -> str | None:
             return (await post(stack, chat(("user", "hello")))).engine
 
-        async with asyncio.timeout(20):  # SUSPECT_S, and Envoy's own health check
+        async with asyncio.timeout(20):  # EJECTION_S, and Envoy's own health check
             while await chosen() != victim.address:
                 await asyncio.sleep(0.2)
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from extproc.routing.pools.suspects import STRIKES
+from extproc.routing.pools.ejections import CONSECUTIVE_ERRORS
 from loadgen.stack.stack import Engine, Stack
 from tests.support.agents import chat, post, until
 
@@ -91,7 +91,7 @@ async def test_an_engine_answers_errors_at_once(health: int) -> None:
         victim = stack.engines[0]
         with dead(victim, health):
             statuses = await burst(stack)
-            assert statuses[200] >= REQUESTS - STRIKES - AT_ONCE, statuses  # the others were on their way
+            assert statuses[200] >= REQUESTS - CONSECUTIVE_ERRORS - AT_ONCE, statuses  # the others were on their way
             if health != 200:
                 await until(lambda: not healthy(stack, victim))
                 assert await burst(stack) == {200: REQUESTS}

@@ -13,7 +13,7 @@ import pytest
 from extproc.base.headers import DESTINATION
 from extproc.base.model import Reason
 from extproc.processor import stream
-from extproc.routing.pools.suspects import SUSPECT_S
+from extproc.routing.pools.ejections import EJECTION_S
 from tests.epp.conftest import ADDRESSES, Picker, StartPicker
 from tests.epp.gateway import BLIND, DUPLEX, MAX_CHUNK, NULL, chat
 
@@ -157,7 +157,7 @@ async def test_a_subset_is_known_without_headers(picker: Picker) -> None:
 
 async def test_a_subset_wins_over_what_is_unreachable(picker: Picker) -> None:
     """The only admitted instance is chosen though Envoy could not reach it just now; elsewhere it may not go."""
-    picker.pool.reached(picker.pool.instances[1], ADDRESSES[0], time.monotonic() + SUSPECT_S)
+    picker.pool.reached(picker.pool.instances[1], ADDRESSES[0], time.monotonic() + EJECTION_S)
     gateway = picker.gateway("BUFFERED")
     assert (await gateway.request(chat(), hint=[ADDRESSES[1]])).destinations == [ADDRESSES[1]]
     await gateway.end()

@@ -40,7 +40,7 @@ async def test_a_large_answer_comes_back_in_small_chunks(picker: Picker) -> None
 
 
 async def test_load_is_counted_where_the_gateway_says_it_served(picker: Picker, mode: str) -> None:
-    """`x-gateway-destination-endpoint-served` may name a fallback: the load is there, and the choice is left alone."""
+    """`x-gateway-destination-endpoint-served` may name a fallback: the load is there, and the choice is ejected."""
     gateway = picker.gateway(mode)
     first = await gateway.request(chat())
     assert first.destinations[0] == ADDRESSES[0]

@@ -9,10 +9,10 @@ from extproc.base import blocks
 from extproc.base.model import Instance, Role, Source
 from extproc.prompts.renderer import PromptRenderer
 from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.ejections import Ejections
 from extproc.routing.pools.mismatch import Agreement
 from extproc.routing.pools.preambles import Preambles
 from extproc.routing.pools.speculation import Speculation
-from extproc.routing.pools.suspects import Suspects
 from extproc.routing.pools.turns import Turns
 
 
@@ -32,7 +32,7 @@ class Pool:
     speculation: Speculation = field(default_factory=Speculation)
     followed: set[str] = field(default_factory=set)  # kinds of media that events were seen to go past
     agreement: Agreement = field(default_factory=Agreement)
-    suspects: Suspects = field(default_factory=Suspects)
+    ejections: Ejections = field(default_factory=Ejections)
     unhealthy: Set[str] | None = (
         None  # addresses that fail the cluster's health checks; None where it has none to follow
     )
@@ -51,9 +51,9 @@ class Pool:
         members = self.instances if subset is None else subset.of(self.instances)
         if self.unhealthy:
             members = [i for i in members if i.address not in self.unhealthy] or members
-        if self.suspects:
-            left_alone = self.suspects.left_alone(now)
-            members = [i for i in members if i.address not in left_alone] or members
+        if self.ejections:
+            ejected = self.ejections.ejected(now)
+            members = [i for i in members if i.address not in ejected] or members
         first = min((i.priority for i in members), default=0)
         return [i for i in members if i.priority == first] if any(i.priority != first for i in members) else members
 
@@ -63,22 +63,22 @@ class Pool:
         if all(i.priority <= first for i in self.instances):
             return ()
         members = self.instances if subset is None else subset.of(self.instances)
-        away = (self.unhealthy or set()) | self.suspects.left_alone(now).keys()
+        away = (self.unhealthy or set()) | self.ejections.ejected(now).keys()
         spare = [i for i in members if i.priority > first and i.address not in away and i.role is not Role.PREFILL]
         return sorted(spare, key=lambda instance: instance.priority)
 
     def reached(self, chosen: Instance, served: str, now: float, *, erred: bool = False) -> bool:
         """Learn which host answered, and whether by an error of its own.
 
-        False where it was not the chosen one, which is then left alone for a while.
+        False where it was not the chosen one, which is then ejected.
         """
         if erred or served != chosen.address:
-            self.suspects.forget_all_but({instance.address for instance in self.instances})
+            self.ejections.forget_all_but({instance.address for instance in self.instances})
         if erred:
-            self.suspects.erred(served, now)
+            self.ejections.erred(served, now)
         else:
-            self.suspects.cleared(served)
+            self.ejections.cleared(served)
         if served == chosen.address:
             return True
-        self.suspects.unreachable(chosen.address, now)
+        self.ejections.unreachable(chosen.address, now)
         return False

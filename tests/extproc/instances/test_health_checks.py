@@ -61,15 +61,15 @@ def test_hosts_that_left_are_forgotten() -> None:
 
 
 def test_the_unhealthy_are_not_chosen_unless_all_are() -> None:
-    """As in Envoy's panic routing; a healthy suspect is better than an unhealthy host."""
+    """As in Envoy's panic routing; a healthy host that is ejected is better than an unhealthy host."""
     a, b = (Instance(f"10.0.0.{n}:8000") for n in (1, 2))
     pool = Pool("pool", PlainRenderer(), instances=[a, b], unhealthy={a.address})
     assert pool.candidates(0.0) == [b]
-    pool.suspects.unreachable(b.address, 0.0)
+    pool.ejections.unreachable(b.address, 0.0)
     assert pool.candidates(0.0) == [b]
     pool.unhealthy = {a.address, b.address}
     assert pool.candidates(0.0) == [a]
-    pool.suspects.unreachable(a.address, 0.0)
+    pool.ejections.unreachable(a.address, 0.0)
     assert pool.candidates(0.0) == [a, b]
 
 
@@ -166,10 +166,10 @@ async def test_hosts_are_asked_and_believed() -> None:
         for answers in (503, 307, 204, None):
             bad.answers = answers
             await until(pool, {bad.address})
-            pool.suspects.unreachable(bad.address, 0.0)
+            pool.ejections.unreachable(bad.address, 0.0)
             bad.answers = 200
             await until(pool, set())
-            assert not pool.suspects
+            assert not pool.ejections
         assert set(bad.asked) == {"engines"}
         await checker.close()
 

@@ -142,7 +142,7 @@ def test_where_envoy_takes_no_override_a_tunnel_is_left_to_it(overrides: bool | 
 
 
 def test_where_nobody_knows_a_tunnel_is_in_doubt_until_it_is_answered() -> None:
-    """An answer tells that Envoy obeyed; without one in time it is left alone."""
+    """An answer tells that Envoy obeyed; without one in time it is ejected."""
     answered, silent = tunnel(None), tunnel(None)
     assert answered.in_doubt
     answered.receive(OK)

@@ -250,7 +250,7 @@ async def test_full_duplex_gives_the_new_body_back_in_pieces(build: Build) -> No
     ],
 )
 async def test_a_bad_instance_costs_a_request_nothing_but_time(build: Build, behaviour: str, outcome: str) -> None:
-    """The request moves to the other prefill instance, and only one that did not answer is left alone after."""
+    """The request moves to the other prefill instance, and only one that did not answer is ejected after."""
     made, (bad, _) = await build(behaviour, "computes", timeout_s=0.3 if behaviour == "hangs" else 5.0)
     before = count(outcome)
     answers = await made.exchange()
@@ -260,8 +260,8 @@ async def test_a_bad_instance_costs_a_request_nothing_but_time(build: Build, beh
     assert json.loads(body.body)["kv_transfer_params"] == PARAMS
     assert explanation(answers)["prefill_instance"] == made.pool.instances[1].name
     assert count(outcome) == before + 1
-    left_alone = made.pool.instances[0] not in made.pool.candidates(asyncio.get_running_loop().time())
-    assert left_alone is (outcome in ("timeout", "unreachable"))
+    ejected = made.pool.instances[0] not in made.pool.candidates(asyncio.get_running_loop().time())
+    assert ejected is (outcome in ("timeout", "unreachable"))
     assert len(bad.asked) == 1
 
 

@@ -55,7 +55,7 @@ async def test_an_instance_that_envoy_could_not_reach(served: Served) -> None:
 
 @pytest.mark.parametrize("names_host", [True, False])
 @pytest.mark.parametrize(
-    ("statuses", "left_alone"),
+    ("statuses", "ejected"),
     [
         ([503, 503], True),
         ([500, 504], True),
@@ -66,16 +66,16 @@ async def test_an_instance_that_envoy_could_not_reach(served: Served) -> None:
     ],
 )
 async def test_an_instance_that_answers_with_errors(
-    served: Served, statuses: Sequence[int], *, left_alone: bool, names_host: bool
+    served: Served, statuses: Sequence[int], *, ejected: bool, names_host: bool
 ) -> None:
-    """Two errors of a server in a row and the instance is left alone, whether or not Envoy says who answered."""
+    """Two errors of a server in a row and the instance is ejected, whether or not Envoy says who answered."""
     first, second = served.pool.instances
     served.pool.instances = [first]
     for status in statuses:
         await ask(served.stream(), headers(), body(BODY), answered(first.address if names_host else None, status))
     served.pool.instances = [first, second]
     candidates = served.pool.candidates(asyncio.get_running_loop().time())
-    assert candidates == ([second] if left_alone else [first, second])
+    assert candidates == ([second] if ejected else [first, second])
 
 
 async def test_a_stream_lets_go_of_the_body(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from extproc.base.model import Instance
 from extproc.prompts.renderer import PlainRenderer
+from extproc.routing.pools.ejections import EJECTION_S
 from extproc.routing.pools.pool import Pool
-from extproc.routing.pools.suspects import SUSPECT_S
 
 
 def pool(count: int) -> Pool:
@@ -17,8 +17,8 @@ def test_a_dead_instance_is_ejected_for_a_while() -> None:
     two = pool(2)
     chosen, other = two.instances
     assert not two.reached(chosen, other.address, now=0.0)
-    assert two.candidates(SUSPECT_S / 2) == [other]
-    assert list(two.candidates(SUSPECT_S)) == [chosen, other]
+    assert two.candidates(EJECTION_S / 2) == [other]
+    assert list(two.candidates(EJECTION_S)) == [chosen, other]
     assert not two.reached(chosen, other.address, now=10.0)
     assert two.reached(chosen, chosen.address, now=10.0)
     assert list(two.candidates(10.0)) == [chosen, other]
@@ -35,15 +35,15 @@ def test_the_lowest_priority_that_can_serves() -> None:
     assert list(four.standby([last], 0.0)) == []
     four.unhealthy = {first.address}
     assert list(four.candidates(0.0)) == [second]
-    four.suspects.unreachable(second.address, 0.0)
+    four.ejections.unreachable(second.address, 0.0)
     assert list(four.candidates(0.1)) == [spare]
     four.unhealthy = {first.address, spare.address}
     assert list(four.candidates(0.1)) == [last]
     four.unhealthy = {instance.address for instance in four.instances}
-    assert list(four.candidates(SUSPECT_S)) == [first, second]
+    assert list(four.candidates(EJECTION_S)) == [first, second]
 
 
-def test_where_all_are_suspect_all_are_tried() -> None:
+def test_where_all_are_ejected_all_are_tried() -> None:
     """A router that can reach nobody still sends the request."""
     two = pool(2)
     for instance in two.instances:
