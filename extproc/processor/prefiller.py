@@ -1,6 +1,6 @@
 """The HTTP edge of disaggregation in `filter` mode: one prefill request to one instance.
 
-Cancelling `send` closes the connection, which is how vLLM learns that nobody wants the prefill any more. Knows nothing
+Cancelling `send` closes the connection, which tells vLLM that the prefill is no longer wanted. Knows nothing
 of retries, loads and Envoy (`server.py`).
 """
 
@@ -30,7 +30,7 @@ FORWARDED = (
 # One token and the list of the prompt's blocks: a million tokens in blocks of 16 are about 500 KB. A client may ask for
 # more (the token ids, their probabilities); what is larger is not worth the memory.
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
-PASSING = (408, 429)  # statuses 4xx that say nothing of the request: too slow at the moment, too busy
+PASSING = (408, 429)  # statuses 4xx that are not about the request: too slow at the moment, too busy
 CONNECT_S = 1.0  # Envoy's connect_timeout in the configuration that we ship
 KEEP_ALIVE_S = 4.0  # vLLM closes a connection after 5 s without a request
 

@@ -1,4 +1,4 @@
-"""Certificates for the gRPC port: from files that somebody else rotates, or self-signed.
+"""Certificates for the gRPC port: from files that are rotated from outside, or self-signed.
 
 Owns when files are read again and when a pair is good. Refuses to know gRPC (`server.py`).
 """

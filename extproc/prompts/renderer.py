@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 _END = b"\x1e"  # of each piece of a plain rendering: few texts can be taken for a message
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 
-# No honest prompt is longer than this many characters for each byte of its body, and this many besides: the words of a
+# No real prompt is longer than this many characters for each byte of its body, and this many besides: the words of a
 # template around tiny messages and a tool's schema, indented, make it up to five times as long. A tool that is nested
 # hundreds deep would make it two thousand times as long.
 _GROWTH = 8

@@ -1,7 +1,7 @@
 """What a chat template writes around a reply, to find the replies in a prompt that comes without messages.
 
-Owns one search over the bytes of a prompt. Refuses to know templates: whoever has one renders the three tiny chats
-that `learn` wants to see.
+Owns one search over the bytes of a prompt. Refuses to know templates: its caller renders the three tiny chats
+that `learn` needs.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from extproc.requests.chat import BILLING_HEADER, Json
 
 _ROLES = frozenset({"user", "assistant", "system"})
 _CHANGES = frozenset({"tool_addition", "tool_removal"})
-# What becomes of these is nothing: they are opaque, or are read elsewhere.
+# These are left out: they are opaque, or are read elsewhere.
 _SILENT = frozenset({"redacted_thinking", "tool_reference"})
 
 

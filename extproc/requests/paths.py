@@ -2,7 +2,7 @@
 
 A gateway may rewrite paths on the way to the engine, and Envoy does so after this filter has seen them: the model or
 the team is named in front (`/team-a/v1/chat/completions`, `/openai/deployments/NAME/chat/completions?api-version=...`).
-So an API is told by how its path ends. `chat/completions` is nobody else's; one word alone (`messages`) is many
+So the end of a path says which API it is. No other service has `chat/completions`; one word alone (`messages`) is many
 services', and counts only behind what announces an API of this kind (`v1/messages`). What merely contains an API's path
 is none: `/v1/chat/completions/render`, `/v1/messages/batches`.
 

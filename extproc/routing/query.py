@@ -25,12 +25,12 @@ from extproc.routing.pools.preambles import MOST_EXAMPLES, Spoken
 
 _log = logging.getLogger(__name__)
 
-MAX_TURN_DIGITS = 9  # nobody has a billion turns; what is longer is no number of turns
+MAX_TURN_DIGITS = 9  # a longer number is no number of turns
 
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request as it came: what there is to read, or why there is nothing, and whom the gateway allows."""
+    """A request as it came: its body, or why there is none, and the instances that the gateway allows."""
 
     path: str = ""
     body: bytes | None = None
@@ -83,7 +83,7 @@ class Query:
 
 
 def explicit_turn(headers: Mapping[str, str]) -> int | None:
-    """The turn that a framework tags its requests with; None where there is no tag, or garbage in it."""
+    """The turn that a framework tags its requests with; None where there is no tag, or no number in it."""
     text = headers.get(TURN, "").strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_TURN_DIGITS else None
 

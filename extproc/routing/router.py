@@ -62,7 +62,7 @@ class Router:
     async def pick(self, pool: Pool, route: RouteSettings, ask: Ask, *, now: float) -> Decision:
         """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock.
 
-        Raises NoInstance where nobody is admitted, Shed where all are at their limit, nothing else whatever the body.
+        Raises NoInstance where no instance is admitted, Shed where all are at their limit, and nothing else.
         """
         query = read(pool, self.adapters(pool.name), ask)
         if query.spoken is not None and pool.preambles.begins(query.spoken):

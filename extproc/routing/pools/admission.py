@@ -20,8 +20,8 @@ IP = IPv4Address | IPv6Address
 class Subset:
     """A set of endpoints; one written without a port stands for every port of its address.
 
-    An entry that is no endpoint admits nobody, so a hint that cannot be read is an empty one and not a missing one:
-    who sends a hint wants the request nowhere else.
+    An entry that is no endpoint admits no instance, so an unreadable hint is an empty one and not a missing one:
+    a gateway that sends a hint wants the request nowhere else.
     """
 
     __slots__ = ("_endpoints",)
@@ -48,7 +48,7 @@ class Subset:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """Who may take a request."""
+    """The instances that may take a request."""
 
     subset: Subset | None = None  # None: every instance of the pool
     max_load: float = math.inf  # requests in flight; where every candidate has so many, the request is shed

@@ -43,10 +43,10 @@ class Pool:
         return any(instance.role is not Role.BOTH for instance in self.instances)
 
     def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
-        """Whom to choose from, within a subset if there is one: the healthy, of these all but the ejected, and of these
-        the ones of the lowest priority, as Envoy fails over.
+        """The instances to choose from, within a subset if there is one: the healthy, of these all but the ejected, and
+        of these the ones of the lowest priority, as Envoy fails over.
 
-        Where a step would leave nobody it is not taken, as in Envoy's panic routing.
+        A step that would leave no instance is not taken, as in Envoy's panic routing.
         """
         members = self.instances if subset is None else subset.of(self.instances)
         if self.unhealthy:
@@ -58,7 +58,7 @@ class Pool:
         return [i for i in members if i.priority == first] if any(i.priority != first for i in members) else members
 
     def standby(self, candidates: Sequence[Instance], now: float, subset: Subset | None = None) -> Sequence[Instance]:
-        """Who serves where none of the candidates does: instances of higher priorities, the lowest of these first."""
+        """The instances that serve where no candidate does: those of higher priorities, the lowest of these first."""
         first = candidates[0].priority
         if all(i.priority <= first for i in self.instances):
             return ()
