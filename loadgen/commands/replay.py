@@ -51,7 +51,7 @@ examples:
   python -m loadgen replay trace.jsonl --access-log /var/log/envoy/access.log --label smetric --out out/smetric
 
 exit codes: 0 all requests ended well, 1 some failed, or the replay cannot begin or go on (the message says why), 2
-wrong usage, 130 interrupted (what there is is kept, run.json says that it is not complete)
+wrong usage, 130 interrupted (the rows so far are kept, run.json says that it is not complete)
 """
 
 

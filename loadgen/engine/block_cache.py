@@ -47,7 +47,7 @@ class BlockCache:
         return {key: len(holders) for key, holders in self._holders.items()}
 
     def prefix(self, keys: Iterable[Key]) -> list[Block]:
-        """The blocks that hold the leading keys, up to the first that nobody holds."""
+        """The blocks that hold the leading keys, up to the first that is not held."""
         found: list[Block] = []
         for key in keys:
             holders = self._holders.get(key)

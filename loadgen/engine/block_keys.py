@@ -1,6 +1,6 @@
 """Keys of engine blocks: a chain of hashes over (key of the block before, tokens, extra keys), as vLLM makes them.
 
-The algorithm is nobody's business but the engine's (vLLM has four), so this one is simply sha256. As in vLLM 0.32, the
+The algorithm matters to the engine alone (vLLM has four), so this one is simply sha256. As in vLLM 0.32, the
 root is fixed: equal prompts have equal keys in every process.
 """
 

@@ -119,7 +119,7 @@ class Server:
         return _json(self._stored.find(request.match_info["id"]))
 
     async def tokenize(self, request: web.Request) -> web.Response:
-        """The token ids of a chat or a text: the oracle for whoever renders prompts himself."""
+        """The token ids of a chat or a text: the oracle for those that render prompts themselves."""
         return _json(await asyncio.to_thread(self._api.tokenize, await _body(request)))
 
     async def render(self, request: web.Request) -> web.Response:

@@ -64,7 +64,7 @@ async def serve(options: EngineOptions, ready: Callable[[str], None] = lambda ur
 
 
 async def _discard(events: Sequence[Event[LiveRequest]]) -> None:
-    """Where events go that nobody asked for."""
+    """Takes events that are not published."""
 
 
 async def _stop_signal() -> None:

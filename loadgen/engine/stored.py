@@ -1,4 +1,4 @@
-"""Responses that an engine keeps for whoever goes on from them: in its own memory alone, as vLLM keeps them."""
+"""Responses that an engine keeps, so that requests may continue them: in its own memory alone, as vLLM does."""
 
 from __future__ import annotations
 

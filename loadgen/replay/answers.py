@@ -1,4 +1,4 @@
-"""Answers of an OpenAI endpoint, streamed or whole, as they come in. Knows the format; asks nothing of anybody.
+"""Answers of an OpenAI endpoint, streamed or whole, as they come in. Knows the format, and no connection.
 
 Every method that reads raises `msgspec.DecodeError` for what is not of that format.
 """

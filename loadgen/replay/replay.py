@@ -65,7 +65,7 @@ class Counts:
 class _Family:
     first: TraceRequest
     tasks: asyncio.TaskGroup
-    roots: list[TraceRequest] = field(default_factory=list)  # that wait for nobody
+    roots: list[TraceRequest] = field(default_factory=list)  # that wait for no other request
     start_s: float = 0.0  # in the run's time
     opening: asyncio.Future[Turn] | None = None  # of `first`
 

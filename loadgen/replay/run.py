@@ -66,7 +66,7 @@ def probe(gateway: Gateway, prefix: str) -> str | None:
 def perform(
     gateway: Gateway, trace: Trace, script: Script, options: Options, info: RunInfo, directory: Path
 ) -> Outcome:
-    """Replay into a directory. Ctrl-C ends it, too: what there is is kept, and marked as incomplete.
+    """Replay into a directory. Ctrl-C ends it, too: what has been written is kept, and marked as incomplete.
 
     Raises:
         OSError: the directory cannot be written.

@@ -33,11 +33,11 @@ class LocalCache:
 
     @property
     def free(self) -> int:
-        """Blocks that nobody uses, whether a key finds them or not."""
+        """Blocks that are not in use, whether a key finds them or not."""
         return self.capacity - self._used - self._nameless
 
     def prefix(self, keys: KeyArray) -> tuple[int, int]:
-        """How many of the leading keys are held, and how many of those nobody uses."""
+        """How many of the leading keys are held, and how many of those are not in use."""
         state = self._state[keys]
         absent = state == 0
         found = int(absent.argmax()) if absent.any() else len(keys)

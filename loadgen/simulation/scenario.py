@@ -18,7 +18,7 @@ class Fetch(StrEnum):
 
 
 class Layout(StrEnum):
-    """Who decodes."""
+    """The instances that decode."""
 
     COLOCATED = "colocated"  # every instance does everything
     DISAGGREGATED = "disaggregated"  # instances prefill; an ideal decoder takes over, so only prefill is measured

@@ -130,7 +130,7 @@ def _tokens(requests: Sequence[TraceRequest]) -> int:
 def content(workload: str) -> str | None:
     """A digest of a recorded trace's bytes, of a directory's .json files with their names; None for a profile.
 
-    None too for what cannot be read: whoever loads it says why.
+    None too for what cannot be read: loading it says why.
     """
     path = Path(workload)
     if workload in PROFILES:

@@ -37,7 +37,7 @@ class ProcessFailed(Exception):
 
 
 def free_port(host: str = "127.0.0.1") -> int:
-    """A TCP port that nobody listens on. Random, so that two processes hardly ever get the same one; and none that this
+    """A TCP port that is free. Random, so that two processes hardly ever get the same one; and none that this
     process was given lately, whose server may not have started yet: a stack asks for dozens."""
     chance = random.SystemRandom()
     for _ in range(200):

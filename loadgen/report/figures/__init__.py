@@ -1,6 +1,6 @@
 """The figures of the paper, a module a kind; each draws a group of comparable results, or nothing if they do not do.
 
-A module has NEEDS (what must be given for it; empty where nobody misses it) and `draw(group)`, an iterator of `Drawn`.
+A module has NEEDS (what must be given for it; empty where it is not missed) and `draw(group)`, an iterator of `Drawn`.
 A new kind is a new file and an entry in KINDS.
 """
 

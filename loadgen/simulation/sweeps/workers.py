@@ -84,7 +84,7 @@ class Queue(Generic[J]):
         return sum(map(len, self._groups.values()))
 
     def take(self, kept: Hashable, taken: Collection[Hashable]) -> Job[J] | None:
-        """The next job of the group that is kept, else of one that nobody has, else of the longest."""
+        """The next job of the group that is kept, else of one that no worker has, else of the longest."""
         if not self._groups:
             return None
         if kept not in self._groups:

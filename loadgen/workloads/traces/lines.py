@@ -1,4 +1,4 @@
-"""Files line by line, plain or gzip, how large a number in them may be, and the one error of whoever reads them.
+"""Files line by line, plain or gzip, how large a number in them may be, and the one error of all readers.
 
 Knows no format.
 """

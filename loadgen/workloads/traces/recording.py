@@ -1,7 +1,7 @@
 """What a reader found, line by line, and the one check that makes a trace of it, whatever the format.
 
 Ids are unique, a parent stands before its children, lengths and times are of a likely size, and names of blocks are
-small numbers: whoever gets a trace can rely on it. Here a line can still be named. Knows of a format what it calls its
+small numbers: users of a trace can rely on it. Here a line can still be named. Knows of a format what it calls its
 fields.
 """
 
