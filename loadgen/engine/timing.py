@@ -114,7 +114,7 @@ PROFILES: dict[str, Accelerator] = {
         overhead=0.020,
     ),
     # 30b-h20 with tokens that stand for four, in prefill, in decode and in the cache: a workload with a quarter of the
-    # lengths takes as long and fills the cache as far, and the machine that simulates the engines has a quarter of it to tokenise.
+    # lengths takes as long and fills the cache as far, and the machine has a quarter of it to tokenise.
     "30b-h20-quarter": Accelerator(
         fixed=4 * 4.0e-3,
         per_token=4 * 47.9e-6,

@@ -1,9 +1,9 @@
 """Alibaba's Bailian JSONL: chat_id, parent_chat_id (-1: none), timestamp (s), input_length, output_length, type, turn
 (from 1), hash_ids (16 tokens a block).
 
-A session is a root and all that descends from it. A parent from before the trace began (no line has it) leaves its child
+A session is a root and its descendants. A parent from before the trace began (no line has it) leaves its child
 without one, at the turn that its line says. Every line is a whole prompt. Written to the published description: where
-there are fewer ids than whole blocks, the blocks that have none get names that nobody else has.
+there are fewer ids than whole blocks, the blocks that have none get names of their own.
 """
 
 from __future__ import annotations
