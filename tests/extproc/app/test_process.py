@@ -18,7 +18,12 @@ from tests.support.paths import ROOT
 
 SERVE = ("serve", "--envoy-yaml", str(ROOT / "envoy" / "envoy.yaml"))
 ANYWHERE = ("--health", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
-# Python runs this before anything else: a resolver that takes longer than any test.
+# Python runs this before anything else: whoever runs the tests may ignore Ctrl-C, which children inherit.
+FOREGROUND = """
+import signal
+signal.signal(signal.SIGINT, signal.default_int_handler)
+"""
+# A resolver that takes longer than any test.
 SLOW_RESOLVER = """
 import socket, time
 def getaddrinfo(*_, **__):
@@ -48,7 +53,7 @@ class Process:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str, before: str = "", python: Sequence[str] = (), module: str = "extproc") -> None:
-        (self._directory / "sitecustomize.py").write_text(before)
+        (self._directory / "sitecustomize.py").write_text(FOREGROUND + before)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [sys.executable, *python, "-m", module, *arguments],
