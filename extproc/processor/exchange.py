@@ -43,6 +43,7 @@ from extproc.processor.messages import (
     Event,
     Extend,
     Immediate,
+    Modes,
     Mutation,
     OutOfTime,
     Output,
@@ -64,6 +65,7 @@ from extproc.routing.pools.admission import Subset
 
 CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
 _CLOSED_EARLY = frozenset({BodyMode.NONE, BodyMode.FULL_DUPLEX_STREAMED})  # at the response's headers
+_GRPC = "application/grpc"
 _EVENT_STREAM = "text/event-stream"
 # Modes in which Envoy keeps a request until its body has ended; to 1.39, STREAMED is one until its body begins.
 _HELD_BACK = frozenset({BodyMode.BUFFERED, BodyMode.BUFFERED_PARTIAL, BodyMode.UNKNOWN, BodyMode.STREAMED})
@@ -121,7 +123,9 @@ class Exchange:
         self._response_mode = BodyMode.UNKNOWN
         self._answer_due = Phase.REQUEST_HEADERS  # the message that the decision will ride on
         self._trailers = False
+        self._headers_seen = True  # the request's; where an operator skips them, they are not to be answered either
         self._streaming = False  # FULL_DUPLEX_STREAMED, decided, and the body still comes
+        self._doubted = False  # decided at the headers, and Envoy may hold the request back all the same
         self._unwanted = False  # decided at the headers, with the wish to see nothing of a body that Envoy holds back
 
     @property
@@ -137,7 +141,7 @@ class Exchange:
     @property
     def in_doubt(self) -> bool:
         """Whether Envoy may be waiting, against our wish, for the end of a body that never ends: that we cannot see."""
-        return self._unwanted and self._gateway.overrides is not True and self.state is State.ROUTED
+        return self._doubted and self.state is State.ROUTED
 
     def receive(self, event: Event) -> list[Output]:
         """Take Envoy's next message. Raises ProtocolViolation where the table has no row for it."""
@@ -166,6 +170,7 @@ class Exchange:
         self.over = self._unwanted and ignored and self._request_mode is not BodyMode.STREAMED
         outputs: list[Output] = [Continue(self._answer_due, routing, None if duplex else body, override)]
         if duplex:
+            outputs = outputs if self._headers_seen else []
             end = not (self._trailers or self._streaming)
             whole = b"".join(self._body) if body is None else body
             if self._body:
@@ -218,18 +223,27 @@ class Exchange:
         if event.end_of_stream:
             self._request_mode = BodyMode.NONE  # nothing to give back, whatever the mode
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.NO_BODY)
-        endless = _endless(event.headers)
+        tunnel = _tunnel(event.headers)
+        endless = tunnel or event.headers.get("content-type", "").startswith(_GRPC)
         if endless or self._request_mode in (BodyMode.NONE, BodyMode.STREAMED):
             duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
             self._streaming, self._unwanted = duplex, endless and self._request_mode in _HELD_BACK
+            # Envoy 1.39 holds tunnels over HTTP/2 back in duplex mode too.
+            self._doubted = (duplex and tunnel) or (self._unwanted and self._gateway.overrides is not True)
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_NOT_SENT)
         self.state = State.RECEIVING
         return [] if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED else [Continue(Phase.REQUEST_HEADERS)]
 
     def _open_at_body(self, event: RequestBody) -> list[Output]:
         """The operator set `request_header_mode: SKIP`: without a path the body cannot be read."""
-        self.state = State.RECEIVING
+        self._learn(event.modes)
+        self.state, self._headers_seen = State.RECEIVING, False
         return self._collect(event)
+
+    def _learn(self, modes: Modes | None) -> None:
+        """The body modes, where it is not the request's headers that open the stream."""
+        if modes is not None:
+            self._request_mode, self._response_mode = modes
 
     def _collect(self, event: RequestBody) -> list[Output]:
         self._body.append(event.data)
@@ -263,7 +277,7 @@ class Exchange:
             self._streaming = not event.end_of_stream
             return list(_chunks(Phase.REQUEST_BODY, event.data, end_of_stream=event.end_of_stream))
         streamed = self._request_mode in (BodyMode.STREAMED, BodyMode.UNKNOWN)
-        shown, self._unwanted = self._unwanted, False  # against our wish, and whole
+        shown, self._unwanted, self._doubted = self._unwanted, False, False  # against our wish, and whole
         return [Continue(Phase.REQUEST_BODY)] if streamed or shown else []
 
     def _leave(self, _: OutOfTime) -> list[Output]:
@@ -276,8 +290,7 @@ class Exchange:
         return [Continue(Phase.REQUEST_TRAILERS)]
 
     def _respond(self, event: ResponseHeaders) -> list[Output]:
-        if self.state is State.OPENING:  # a filter before ours has answered, or Envoy itself
-            self._response_mode = event.response_body_mode
+        self._learn(event.modes)  # where a filter before ours has answered, or Envoy itself
         counted, self.state = self.state is State.ROUTED, State.RESPONDING
         status = event.headers.get(":status", "")
         told = None
@@ -303,6 +316,8 @@ class Exchange:
         )
 
     def _pass_response_body(self, event: ResponseBody) -> list[Output]:
+        self._learn(event.modes)
+        self.state = State.RESPONDING
         self.unended = self.unended and not event.end_of_stream
         seen: list[Output] = [Seen(event.data)] if self.watching else []
         if self._response_mode is BodyMode.FULL_DUPLEX_STREAMED:
@@ -310,6 +325,7 @@ class Exchange:
         return [*seen, Continue(Phase.RESPONSE_BODY)]
 
     def _pass_response_trailers(self, _: ResponseTrailers) -> list[Output]:
+        self.state = State.RESPONDING
         self.unended = False
         return [Continue(Phase.RESPONSE_TRAILERS)]
 
@@ -318,19 +334,25 @@ class Exchange:
 
     # Order is data: a message that has no row in a state does not exist there. DECIDING has none: the caller decides
     # first. A response may come before a decision (an Envoy that refuses a body over its limit answers by itself), and
-    # a request's last messages may come after its response began.
+    # a request's last messages may come after its response began. Headers that an operator skips do not come at all.
     TRANSITIONS: ClassVar[Mapping[tuple[State, type[Event]], Callable[..., list[Output]]]] = {
         (State.OPENING, RequestHeaders): _open,
         (State.OPENING, RequestBody): _open_at_body,
         (State.OPENING, ResponseHeaders): _respond,
+        (State.OPENING, ResponseBody): _pass_response_body,
+        (State.OPENING, ResponseTrailers): _pass_response_trailers,
         (State.RECEIVING, RequestBody): _collect,
         (State.RECEIVING, RequestTrailers): _collect_trailers,
         (State.RECEIVING, OutOfTime): _give_up,
         (State.RECEIVING, ResponseHeaders): _respond,
+        (State.RECEIVING, ResponseBody): _pass_response_body,
+        (State.RECEIVING, ResponseTrailers): _pass_response_trailers,
         (State.ROUTED, RequestBody): _repeat_streamed,
         (State.ROUTED, RequestTrailers): _pass_request_trailers,
         (State.ROUTED, OutOfTime): _leave,
         (State.ROUTED, ResponseHeaders): _respond,
+        (State.ROUTED, ResponseBody): _pass_response_body,
+        (State.ROUTED, ResponseTrailers): _pass_response_trailers,
         (State.RESPONDING, RequestBody): _repeat_streamed,
         (State.RESPONDING, RequestTrailers): _pass_request_trailers,
         (State.RESPONDING, ResponseBody): _pass_response_body,
@@ -340,13 +362,9 @@ class Exchange:
     }
 
 
-def _endless(headers: Mapping[str, str]) -> bool:
-    """Whether the request's body may end only with the reply: a tunnel, a WebSocket, a stream of gRPC messages.
-
-    Envoy shows HTTP/2's extended CONNECT as an upgrade. No prompt of ours comes by any of these.
-    """
-    tunnel = "upgrade" in headers or ":protocol" in headers or headers.get(":method") == "CONNECT"
-    return tunnel or headers.get("content-type", "").startswith("application/grpc")
+def _tunnel(headers: Mapping[str, str]) -> bool:
+    """Whether the request's body ends only with the reply: a WebSocket, CONNECT. Envoy shows HTTP/2's as upgrades."""
+    return "upgrade" in headers or ":protocol" in headers or headers.get(":method") == "CONNECT"
 
 
 def _chunks(phase: Phase, body: bytes, *, end_of_stream: bool) -> Iterator[Streamed]:

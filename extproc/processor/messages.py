@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import NamedTuple
 
 from extproc.base.model import Reason
 from extproc.routing.pools.admission import Subset
@@ -22,6 +23,13 @@ class BodyMode(Enum):
     BUFFERED = "BUFFERED"
     BUFFERED_PARTIAL = "BUFFERED_PARTIAL"
     FULL_DUPLEX_STREAMED = "FULL_DUPLEX_STREAMED"
+
+
+class Modes(NamedTuple):
+    """The body modes of both directions, which Envoy tells with the first message of a stream, whatever that is."""
+
+    request: BodyMode = BodyMode.UNKNOWN
+    response: BodyMode = BodyMode.UNKNOWN
 
 
 # Envoy's messages
@@ -47,6 +55,7 @@ class RequestBody:
     data: bytes
     end_of_stream: bool
     subset: Subset | None = None  # as in RequestHeaders: Envoy repeats it, and headers may not be sent
+    modes: Modes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +70,7 @@ class ResponseHeaders:
     headers: Mapping[str, str]
     end_of_stream: bool = False
     served: str | None = None
-    response_body_mode: BodyMode = BodyMode.UNKNOWN  # told where this is the first message of a stream
+    modes: Modes | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class ResponseBody:
 
     data: bytes
     end_of_stream: bool
+    modes: Modes | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,13 +19,12 @@ TAKES_BACK = 3
 TOO_MANY = 32
 AGAIN_S = 3600.0  # until the log repeats it
 
-_REMEDY = "instances are chosen by loads that are too low, and x-smetric-max-load does not shed"
-_EARLY = (
-    f"pool %s: Envoy closes ext_proc streams at the response's headers: {_REMEDY}; write response_trailer_mode: SEND"
-)
+_EARLY = "pool %s: Envoy closes ext_proc streams at the response's headers: instances are chosen by loads that are too "
+_EARLY += "low, and x-smetric-max-load does not shed; write response_trailer_mode: SEND"
 _TUNNEL = (
-    f"pool %s: a WebSocket, CONNECT or gRPC request lives on uncounted: {_REMEDY}; write allow_mode_override: true"
+    "pool %s: Envoy held a WebSocket, CONNECT or gRPC request back until we left it, so that its load is not counted; "
 )
+_TUNNEL += "write allow_mode_override: true"
 
 
 class Uncounted:

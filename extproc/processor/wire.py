@@ -20,6 +20,7 @@ from extproc.processor.messages import (
     Event,
     Extend,
     Immediate,
+    Modes,
     Mutation,
     Override,
     Phase,
@@ -51,21 +52,20 @@ def decode(data: bytes) -> Event:
         return messages.RequestHeaders(
             _headers(message.request_headers),
             message.request_headers.end_of_stream,
-            _mode(message, "request_body_mode"),
-            _mode(message, "response_body_mode"),
+            *(_modes(message) or Modes()),
             _subset(message),
             *_extent(message.request_headers),
         )
     if kind == "request_body":
-        return messages.RequestBody(message.request_body.body, message.request_body.end_of_stream, _subset(message))
+        body = message.request_body
+        return messages.RequestBody(body.body, body.end_of_stream, _subset(message), _modes(message))
     if kind == "request_trailers":
         return messages.RequestTrailers()
     if kind == "response_headers":
         headers = message.response_headers
-        mode = _mode(message, "response_body_mode")
-        return messages.ResponseHeaders(_headers(headers), headers.end_of_stream, _served(message), mode)
+        return messages.ResponseHeaders(_headers(headers), headers.end_of_stream, _served(message), _modes(message))
     if kind == "response_body":
-        return messages.ResponseBody(message.response_body.body, message.response_body.end_of_stream)
+        return messages.ResponseBody(message.response_body.body, message.response_body.end_of_stream, _modes(message))
     if kind == "response_trailers":
         return messages.ResponseTrailers()
     raise ValueError(f"a ProcessingRequest without a known message: {kind}")
@@ -100,11 +100,12 @@ def encode(answer: Answer) -> bytes:
     return encoded
 
 
-def _mode(message: Any, name: str) -> BodyMode:
-    """A body mode, as the first message of a stream tells it."""
+def _modes(message: Any) -> Modes | None:
+    """The body modes, which the first message of a stream tells."""
     if not message.HasField("protocol_config"):
-        return BodyMode.UNKNOWN
-    return _MODES.get(getattr(message.protocol_config, name), BodyMode.NONE)
+        return None
+    config = message.protocol_config
+    return Modes(*(_MODES.get(mode, BodyMode.NONE) for mode in (config.request_body_mode, config.response_body_mode)))
 
 
 def _headers(message: Any) -> Mapping[str, str]:

@@ -19,6 +19,7 @@ from extproc.processor.messages import (
     Event,
     Extend,
     Immediate,
+    Modes,
     Mutation,
     OutOfTime,
     Output,
@@ -256,7 +257,7 @@ def test_an_answer_before_the_decision_passes() -> None:
 @pytest.mark.parametrize("mode", [BodyMode.STREAMED, BodyMode.FULL_DUPLEX_STREAMED])
 def test_an_answer_that_opens_the_stream_passes_in_its_mode(mode: BodyMode) -> None:
     """A filter before ours refused the request: its answer is all that we see, and is given back as it must be."""
-    refusal = ResponseHeaders({":status": "403"}, response_body_mode=mode)
+    refusal = ResponseHeaders({":status": "403"}, modes=Modes(BodyMode.BUFFERED, mode))
     told = play(Exchange(), refusal, ResponseBody(b"no", True))
     passed = Streamed(Phase.RESPONSE_BODY, b"no", True) if "DUPLEX" in mode.value else Continue(Phase.RESPONSE_BODY)
     assert told == [Prefilled("403", None), Continue(Phase.RESPONSE_HEADERS), passed]
@@ -265,6 +266,21 @@ def test_an_answer_that_opens_the_stream_passes_in_its_mode(mode: BodyMode) -> N
 def test_without_headers_the_body_still_routes() -> None:
     """`request_header_mode: SKIP` hides the path, which is the router's to judge."""
     assert play(Exchange(), RequestBody(b"{}", True)) == [Decide({}, b"{}"), Continue(Phase.REQUEST_BODY, ROUTING)]
+
+
+def test_headers_that_envoy_skips_are_not_answered() -> None:
+    """Whatever opens the stream tells the modes, and each message that comes is answered as its mode demands."""
+    duplex = Modes(BodyMode.FULL_DUPLEX_STREAMED, BodyMode.FULL_DUPLEX_STREAMED)
+    exchange = Exchange()
+    assert play(exchange, RequestBody(b"{", False, modes=duplex), RequestBody(b"}", True)) == [
+        Decide({}, b"{}"),
+        Streamed(Phase.REQUEST_BODY, b"{}", True),
+    ]
+    assert exchange.receive(ResponseBody(b"x", True)) == [Streamed(Phase.RESPONSE_BODY, b"x", True)]
+    alone = Exchange()
+    assert alone.receive(ResponseBody(b"x", True, Modes(BodyMode.NONE, BodyMode.STREAMED))) == [
+        Continue(Phase.RESPONSE_BODY)
+    ]
 
 
 def test_a_refusal_is_openais_error() -> None:
@@ -331,18 +347,19 @@ def test_after_a_prefill_anything_may_be_decided() -> None:
 
 def test_what_has_no_row_does_not_exist() -> None:
     """A message out of order is an error, not a guess."""
-    with pytest.raises(ProtocolViolation, match="ResponseBody while opening"):
-        Exchange().receive(ResponseBody(b"", True))
+    with pytest.raises(ProtocolViolation, match="RequestTrailers while opening"):
+        Exchange().receive(RequestTrailers())
     with pytest.raises(ProtocolViolation, match="a decision while opening"):
         Exchange().decided(ROUTING)
 
 
+MODES = st.none() | st.builds(Modes, st.sampled_from(BodyMode), st.sampled_from(BodyMode))
 EVENTS = (
     st.builds(RequestHeaders, st.just(HEADERS), st.booleans(), st.sampled_from(BodyMode), st.sampled_from(BodyMode))
-    | st.builds(RequestBody, st.binary(max_size=5), st.booleans())
+    | st.builds(RequestBody, st.binary(max_size=5), st.booleans(), st.none(), MODES)
     | st.just(RequestTrailers())
     | st.just(OK)
-    | st.builds(ResponseBody, st.binary(max_size=5), st.booleans())
+    | st.builds(ResponseBody, st.binary(max_size=5), st.booleans(), MODES)
     | st.just(ResponseTrailers())
     | st.just(OutOfTime())
 )

@@ -12,6 +12,7 @@ from extproc.processor.messages import (
     Continue,
     Extend,
     Immediate,
+    Modes,
     Mutation,
     Override,
     Phase,
@@ -68,7 +69,7 @@ def test_an_answer_may_open_a_stream() -> None:
         "response_headers": {"headers": {"headers": [{"key": ":status", "value": "403"}]}},
         "protocol_config": {"response_body_mode": "FULL_DUPLEX_STREAMED"},
     }
-    opened = ResponseHeaders({":status": "403"}, response_body_mode=BodyMode.FULL_DUPLEX_STREAMED)
+    opened = ResponseHeaders({":status": "403"}, modes=Modes(BodyMode.NONE, BodyMode.FULL_DUPLEX_STREAMED))
     assert wire.decode(request(message)) == opened
 
 
