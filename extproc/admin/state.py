@@ -51,6 +51,7 @@ class StatePage:
                 "healthy": None if pool.unhealthy is None else not unhealthy,
                 "ejected_s": round(ejected.get(instance.address, 0.0), 1),
                 "index_blocks": blocks,
+                "kv_events": instance.kv_events if follows else None,
                 "events": report,
             } | ({"priority": instance.priority} if instance.priority else {})
             metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)

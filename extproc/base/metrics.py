@@ -109,7 +109,16 @@ EVENT_GAPS = Counter(
     registry=REGISTRY,
 )
 EVENT_LAG_SECONDS = Gauge(
-    "smetric_event_lag_seconds", "Age of the newest event when it was applied.", ["pool", "instance"], registry=REGISTRY
+    "smetric_event_lag_seconds",
+    "Age of the newest event when it was applied; absent while there is no connection to the events.",
+    ["pool", "instance"],
+    registry=REGISTRY,
+)
+EVENT_SILENCE_SECONDS = Gauge(
+    "smetric_event_silence_seconds",
+    "Seconds since the newest event was applied; an idle engine is silent too.",
+    ["pool", "instance"],
+    registry=REGISTRY,
 )
 EVENTS_CONNECTED = Gauge(
     "smetric_events_connected",

@@ -121,7 +121,9 @@ class EventReport:
     state: Knowledge
     sequence: int  # of the newest batch applied; -1 before the first
     lag_s: float  # age of the newest batch when it was applied
-    cause: str = ""  # why the events are out of reach, once that has lasted a while
+    cause: str = ""  # why the events or their replay are out of reach, once that has lasted a while
+    for_s: float = 0.0  # seconds that it has been in this state
+    silent_s: float | None = None  # seconds since the newest batch was applied; None before the first
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,7 +114,7 @@ class RedisIndex:
             arguments += (
                 instance,
                 *possession,
-                f"{report.state.value} {report.sequence} {report.lag_s} {report.cause}",
+                _written(report),
             )
         lost = await self._writes.run("report", CALL_BUDGET_S, lambda client: _REPORT.run(client, arguments))
         if lost:
@@ -127,9 +127,7 @@ class RedisIndex:
             reports: dict[str, EventReport] = {}
             for instance, value in _named(b"r:", state):
                 if now_ms - _STAMP.unpack_from(value)[0] <= REPORT_LIFE_S * 1000:
-                    knowledge, sequence, lag_s, *cause = value[_STAMP.size :].decode().split(maxsplit=3)
-                    report = EventReport(Knowledge(knowledge), int(sequence), float(lag_s), "".join(cause))
-                    reports[instance.decode()] = report
+                    reports[instance.decode()] = _read_again(value[_STAMP.size :].decode())
             return reports
 
         return await self._read("reports", pool, newest)
@@ -215,6 +213,18 @@ class RedisIndex:
         while more:
             more = await self._writes.run("sweep", CALL_BUDGET_S, lambda client: _SWEEP.run(client, step))
             await asyncio.sleep(SWEEP_PAUSE_S)
+
+
+def _written(report: EventReport) -> str:
+    """Words; the cause, which may be several or none, comes last."""
+    silent = "-" if report.silent_s is None else report.silent_s
+    return f"{report.state.value} {report.sequence} {report.lag_s} {report.for_s} {silent} {report.cause}"
+
+
+def _read_again(written: str) -> EventReport:
+    state, sequence, lag_s, for_s, silent_s, *cause = written.split(maxsplit=5)
+    silence = None if silent_s == "-" else float(silent_s)
+    return EventReport(Knowledge(state), int(sequence), float(lag_s), "".join(cause), float(for_s), silence)
 
 
 def _named(prefix: bytes, state: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

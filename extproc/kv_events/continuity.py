@@ -40,6 +40,7 @@ class Continuity:
         self._deadline: float | None = None
         self._retry = RETRY
         self._owed = False  # whether a replay from 0 was never answered; it may still be, while we follow without it
+        self._unanswered = False
         # of the replay in progress
         self._purpose = Purpose.START
         self._start = 0
@@ -58,6 +59,11 @@ class Continuity:
         """When to call `tick`."""
         return self._deadline
 
+    @property
+    def unanswered(self) -> bool:
+        """Whether a replay was asked for and nobody answered."""
+        return self._unanswered
+
     def connected(self, now: float) -> list[Action]:
         return self._step(Input.CONNECTED, 0, b"", now)
 
@@ -70,6 +76,7 @@ class Continuity:
 
     def replayed(self, sequence: int, payload: bytes, now: float) -> list[Action]:
         """A frame of the newest replay came; its last has the number `END`."""
+        self._unanswered = False
         return self._step(self._numbers.replayed(sequence), sequence, payload, now)
 
     def tick(self, now: float) -> list[Action]:
@@ -100,6 +107,7 @@ class Continuity:
         self._numbers.begin()
         self._retry = RETRY
         self._owed = False
+        self._unanswered = False
         return [Forget(), *self._start_over(now)]
 
     def _leave(self, _sequence: int, _payload: bytes, _now: float) -> list[Action]:
@@ -179,6 +187,7 @@ class Continuity:
     def _replay_timeout(self, _sequence: int, _payload: bytes, now: float) -> list[Action]:
         if self._progressed:
             return self._ask(self._numbers.next or 0, self._purpose, now)
+        self._unanswered = True
         actions = self._take_held() if self._purpose is Purpose.LOOK else []
         if self._numbers.holds or self._purpose is not Purpose.LOOK:
             return [*actions, *self._give_up(now)]

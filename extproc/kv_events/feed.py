@@ -74,6 +74,11 @@ class Feed:
         return self._continuity.knowledge
 
     @property
+    def unanswered(self) -> bool:
+        """Whether a replay was asked for and nobody answered."""
+        return self._continuity.unanswered
+
+    @property
     def deadline(self) -> float | None:
         """When to call `tick`."""
         return self._continuity.deadline

@@ -114,6 +114,7 @@ class Follower:
     async def _farewell(self, name: str, line: Line, gone: bool) -> None:
         line.remove_metrics()
         if gone:
+            metrics.forget_instance(self._pool, name)
             self._tell(self._pool, Fact(name, lost=True))
         while gone:
             try:
@@ -125,6 +126,8 @@ class Follower:
 
     async def _report(self) -> None:
         while True:
+            for line in self._lines.values():
+                line.show()
             try:
                 await self._index.report(self._pool, self.reports())
             except IndexLost as lost:

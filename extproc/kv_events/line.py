@@ -58,21 +58,32 @@ class Line:
         self._telemetry = Telemetry(*self._labels)
         self._sockets = Sockets(setup.context, str(instance.kv_events), instance.kv_replay)
         self._woken = asyncio.Event()
+        self._state = Knowledge.UNKNOWN
+        self._since = setup.clock()  # when it came to be in this state
+        self._applied: tuple[int, float] | None = None  # number of the newest batch, and when it was applied
+        self._looking: asyncio.Task[None] | None = None
         self._begin()
 
     def _begin(self) -> None:
         can_replay = self.instance.kv_replay is not None
         self._feed = Feed(self._setup.decode, self._setup.new_mirror(), rank=self.instance.rank, can_replay=can_replay)
         self._connected = False
-        self._cause = ""  # why the events are out of reach
+        self._cause = ""  # why the events or their replay are out of reach
         self._look_at = self._setup.clock() + reach.UNREACHED_S  # when to find out, unless they are reached
         self._lost = True  # whether routers must hear that nothing guessed before counts
         self.tell_all()
 
     @property
     def report(self) -> EventReport:
-        known = Knowledge.UNKNOWN if self._untold else self._feed.knowledge
-        return EventReport(known, self._feed.sequence, self._feed.lag, self._cause)
+        now = self._setup.clock()
+        silent_s = None if self._applied is None else now - self._applied[1]
+        return EventReport(
+            self._knowledge, self._feed.sequence, self._feed.lag, self._cause, now - self._since, silent_s
+        )
+
+    @property
+    def _knowledge(self) -> Knowledge:
+        return Knowledge.UNKNOWN if self._untold else self._feed.knowledge
 
     def tell_all(self) -> None:
         """The index may not have what the mirror holds: rewrite everything."""
@@ -96,8 +107,11 @@ class Line:
                 self._telemetry.complain("socket", str(error))
             except Exception:
                 self._telemetry.bug()
+            finally:
+                if self._looking is not None:
+                    self._looking.cancel()
             self._begin()
-            self._show()
+            self.show()
             if self._setup.clock() - started > LONGEST_RESTART:
                 pause = RESTART
             await asyncio.sleep(pause)
@@ -108,8 +122,8 @@ class Line:
             async with self._setup.turn:
                 more = self._work(self._setup.clock() + SLICE)
             await self._tell()
-            await self._look()
-            self._show()
+            self._look()
+            self.show()
             if more:
                 await asyncio.sleep(0)
             else:
@@ -136,14 +150,13 @@ class Line:
         while (connected := self._sockets.connection()) is not None:
             heard = True
             self._connected = connected
+            self._look_at = now if connected else now + reach.UNREACHED_S
             if not connected:
-                self._look_at = now + reach.UNREACHED_S
                 self._lost = True
                 self._feed.disconnected(now)
                 while self._sockets.published() is not None:
                     pass  # of a connection that is gone; the next one begins with a replay of all there is
             else:
-                self._cause = ""
                 self._feed.connected(now)
         if (message := self._sockets.published()) is not None:
             heard = True
@@ -154,17 +167,34 @@ class Line:
                 self._sockets.end_replay()
         return heard
 
-    async def _look(self) -> None:
-        """Find out why there has been no connection for so long, and say so."""
+    @property
+    def _reached(self) -> bool:
+        """Whether events come, and a replay where one was asked for."""
+        return self._connected and not self._feed.unanswered
+
+    def _look(self) -> None:
+        """Have found out what is out of reach for so long, and why."""
         now = self._setup.clock()
-        if not self._connected and now >= self._look_at:
+        if self._reached:
+            if self._cause:
+                self._cause, self._look_at = "", now
+                self._telemetry.reached()
+        elif now >= self._look_at:
             self._look_at = now + reach.AGAIN_S
-            self._cause = await reach.why(str(self.instance.kv_events), bound=self._sockets.bound)
-            self._telemetry.unreached(self._cause)
+            self._looking = asyncio.create_task(self._find_out(connected=self._connected))
+
+    async def _find_out(self, *, connected: bool) -> None:
+        if connected:
+            cause = await reach.why_no_replay(str(self.instance.kv_replay))
+        else:
+            cause = await reach.why_no_events(str(self.instance.kv_events), bound=self._sockets.bound)
+        if not self._reached and connected is self._connected:
+            self._cause = cause
+            self._telemetry.unreached(cause, replay=connected)
 
     def _idle_time(self) -> float | None:
         """Seconds until there is something to do although nothing comes."""
-        look_at = None if self._connected else self._look_at
+        look_at = None if self._reached else self._look_at
         times = (self._feed.deadline, self._tell_at if self._untold else None, look_at)
         due = min((time for time in times if time is not None), default=None)
         return None if due is None else max(0.0, due - self._setup.clock())
@@ -199,5 +229,11 @@ class Line:
         for start in range(0, len(held), KEYS_AT_ONCE):
             yield Change(*self._labels, add=held[start : start + KEYS_AT_ONCE])
 
-    def _show(self) -> None:
-        self._telemetry.show(self._feed, self.report.state, connected=self._connected)
+    def show(self) -> None:
+        """Bring what operators see up to date."""
+        now, state, sequence = self._setup.clock(), self._knowledge, self._feed.sequence
+        if state is not self._state:
+            self._state, self._since = state, now
+        if sequence >= 0 and (self._applied is None or sequence != self._applied[0]):
+            self._applied = sequence, now
+        self._telemetry.show(self._feed, self.report, connected=self._connected)

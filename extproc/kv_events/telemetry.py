@@ -9,7 +9,7 @@ import logging
 from contextlib import suppress
 
 from extproc.base import metrics
-from extproc.base.model import Knowledge
+from extproc.base.model import EventReport, Knowledge
 from extproc.kv_events.feed import Feed
 
 _log = logging.getLogger(__name__)
@@ -24,9 +24,8 @@ class Telemetry:
         self._labels = (pool, instance)
         self._logged: set[str] = set()  # causes
         self._shown: Knowledge | None = None
-        self._unreached = False  # whether that was said
 
-    def show(self, feed: Feed, state: Knowledge, *, connected: bool) -> None:
+    def show(self, feed: Feed, report: EventReport, *, connected: bool) -> None:
         """Bring metrics and log up to date."""
         for kind, events in feed.events.items():
             metrics.EVENTS.labels(*self._labels, kind).inc(events)
@@ -38,13 +37,20 @@ class Telemetry:
             self.complain(*trouble)
         for counted in (feed.events, feed.blocks, feed.gaps, feed.troubles):
             counted.clear()
-        metrics.EVENT_LAG_SECONDS.labels(*self._labels).set(feed.lag)
         metrics.EVENTS_CONNECTED.labels(*self._labels).set(connected)
-        if connected and self._unreached:
-            self._unreached = False
-            _log.info("events of %s, pool %s: reached", self._instance, self._pool)
+        self._show_times(report, connected=connected)
+        state = report.state
         if state is not self._shown:
             self._say(state, lost=state is Knowledge.UNKNOWN and self._shown is not None and not connected)
+
+    def _show_times(self, report: EventReport, *, connected: bool) -> None:
+        if connected:
+            metrics.EVENT_LAG_SECONDS.labels(*self._labels).set(report.lag_s)
+        else:
+            with suppress(KeyError):
+                metrics.EVENT_LAG_SECONDS.remove(*self._labels)
+        if report.silent_s is not None:
+            metrics.EVENT_SILENCE_SECONDS.labels(*self._labels).set(report.silent_s)
 
     def complain(self, cause: str, detail: str, times: int = 1) -> None:
         """Something could not be used."""
@@ -53,15 +59,18 @@ class Telemetry:
             self._logged.add(cause)
             _log.warning("events of %s, pool %s: %s (said once)", self._instance, self._pool, detail)
 
-    def unreached(self, cause: str) -> None:
-        """The events have been out of reach for long enough to be a mistake."""
-        self._unreached = True
-        _log.warning(
-            "events of %s, pool %s: not reached, so nothing is known of its cache: %s",
-            self._instance,
-            self._pool,
-            cause,
+    def unreached(self, cause: str, *, replay: bool) -> None:
+        """The events, or their replay, have been out of reach for long enough to be a mistake."""
+        what = (
+            "their replay does not answer, so what was cached before is not known"
+            if replay
+            else "not reached, so nothing is known of its cache"
         )
+        _log.warning("events of %s, pool %s: %s: %s", self._instance, self._pool, what, cause)
+
+    def reached(self) -> None:
+        """What was out of reach is not any more."""
+        _log.info("events of %s, pool %s: reached", self._instance, self._pool)
 
     def bug(self) -> None:
         """An unexpected exception is being handled."""
@@ -69,8 +78,8 @@ class Telemetry:
         _log.exception("a bug in following %s of pool %s; it begins anew", self._instance, self._pool)
 
     def remove(self) -> None:
-        """An instance that is gone has no state and no lag."""
-        for metric in (metrics.EVENT_LAG_SECONDS, metrics.EVENTS_CONNECTED):
+        """An instance that is followed elsewhere has its state and its times there."""
+        for metric in (metrics.EVENT_LAG_SECONDS, metrics.EVENT_SILENCE_SECONDS, metrics.EVENTS_CONNECTED):
             with suppress(KeyError):
                 metric.remove(*self._labels)
         for each in Knowledge:

@@ -56,6 +56,7 @@ async def test_the_page_and_the_gauges_say_the_same() -> None:
     assert (other["in_flight"], other["index_blocks"]) == (0, 3)
     assert (one["healthy"], other["healthy"]) == (True, False)
     assert (one["events"], other["events"]) == (HEARD, None)  # the other publishes none
+    assert (one["kv_events"], other["kv_events"]) == ("tcp://10.1.0.1:5557", None)
     shown = "\n".join(gauges("smetric_in_flight", "smetric_index_blocks", "smetric_unhealthy"))
     assert f'smetric_in_flight{{instance="{NAMES[0]}",pool="state-pool"}} 1.0' in shown
     assert f'smetric_index_blocks{{instance="{NAMES[1]}",pool="state-pool"}} 3.0' in shown

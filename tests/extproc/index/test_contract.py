@@ -258,6 +258,7 @@ async def test_reports(index: Index) -> None:
     reports = {
         "a": EventReport(Knowledge.EXACT, 2**63, 0.25),
         "b": EventReport(Knowledge.UNKNOWN, -1, 0.0),
+        "c": EventReport(Knowledge.UNKNOWN, 7, 0.5, "tcp://[fd00::1]:1: some words: why?", 12.5, 0.125),
     }
     assert await index.reports("pool") == {}
     await index.report("pool", reports)

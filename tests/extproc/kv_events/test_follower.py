@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+from prometheus_client import generate_latest
 
 from extproc.base import blocks, metrics
 from extproc.base.errors import IndexLost, IndexUnavailable
@@ -62,7 +63,9 @@ async def test_reports_reach_the_index_every_second(
     await asyncio.sleep(0.1)
     index.report_error = None
     await asyncio.sleep(0.1)
-    assert await index.reports(POOL) == follower.reports()
+    reported, now = (await index.reports(POOL))[NAME], follower.reports()[NAME]
+    assert (reported.state, reported.sequence, reported.lag_s) == (now.state, now.sequence, now.lag_s)
+    assert reported.for_s <= now.for_s
     assert metrics.EVENT_STATE.labels(POOL, NAME, "exact")._value.get() == 1
 
 
@@ -94,6 +97,41 @@ async def test_following_follows_the_list(
     index.error = None
     await until(lambda: where(follower, "a:1") == (Knowledge.EXACT, 2))
     assert (await index.sizes(POOL))["a:1"] > 10
+
+
+async def test_no_metric_of_an_instance_that_left_comes_back(
+    follower: Follower, publishers: Callable[..., Publisher]
+) -> None:
+    """Where the follower hears a moment later than the process that an instance left, it was still showing it."""
+    name = "gone:1"
+    publisher = publishers()
+    publisher.publish(*RECORDED[:3])
+    follower.follow([instance(publisher, name)])
+    await until(lambda: where(follower, name) == (Knowledge.EXACT, 2))
+    metrics.forget_instance(POOL, name)
+    publisher.publish(*RECORDED[3:5])
+    await until(lambda: where(follower, name) == (Knowledge.EXACT, 4))
+    assert name in generate_latest(metrics.REGISTRY).decode()
+    follower.follow([])
+    await until(lambda: name not in generate_latest(metrics.REGISTRY).decode())
+
+
+async def test_reports_tell_how_long_nothing_came(follower: Follower, publishers: Callable[..., Publisher]) -> None:
+    """The lag is of the newest event; how long ago that was, and how long the state has lasted, is told beside it."""
+    publisher = publishers()
+    follower.follow([instance(publisher)])
+    await until(lambda: where(follower)[0] is Knowledge.EXACT)
+    assert follower.reports()[NAME].silent_s is None
+    publisher.publish(*RECORDED[:2])
+    await until(lambda: where(follower) == (Knowledge.EXACT, 1))
+    await until(lambda: (follower.reports()[NAME].silent_s or 0.0) > 0.2)
+    before = follower.reports()[NAME]
+    assert before.for_s >= 0.2
+    publisher.publish(*RECORDED[2:3])
+    await until(lambda: where(follower) == (Knowledge.EXACT, 2))
+    now = follower.reports()[NAME]
+    assert (now.silent_s or 0.0) < 0.2
+    assert now.for_s > before.for_s, "the state is the same"
 
 
 async def test_an_instance_that_moved_is_followed_where_it_is(

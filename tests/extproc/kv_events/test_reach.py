@@ -8,7 +8,7 @@ import logging
 import pytest
 
 from extproc.base import metrics
-from extproc.base.model import Knowledge
+from extproc.base.model import Instance, Knowledge
 from extproc.kv_events import reach
 from extproc.kv_events.follower import Follower
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
@@ -20,7 +20,7 @@ from tests.support.redis_server import free_port
 async def test_a_closed_port_is_called_so() -> None:
     """The most likely mistake: nobody listens there."""
     address = f"tcp://127.0.0.1:{free_port()}"
-    said = await reach.why(address, bound=False)
+    said = await reach.why_no_events(address, bound=False)
     assert said.startswith(address)
     assert "refused" in said or "Connect call failed" in said
 
@@ -29,7 +29,17 @@ async def test_another_service_is_told_from_silence() -> None:
     """A port that is open and publishes nothing."""
     server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
     port = server.sockets[0].getsockname()[1]
-    assert "does not publish over ZMQ" in await reach.why(f"tcp://127.0.0.1:{port}", bound=False)
+    assert "does not publish over ZMQ" in await reach.why_no_events(f"tcp://127.0.0.1:{port}", bound=False)
+    server.close()
+    await server.wait_closed()
+
+
+async def test_a_replay_has_words_of_its_own() -> None:
+    """The option that names its port is another one."""
+    assert "replay_endpoint" in await reach.why_no_replay(f"tcp://127.0.0.1:{free_port()}")
+    server = await asyncio.start_server(lambda _reader, writer: writer.close(), "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    assert "answers no replay" in await reach.why_no_replay(f"tcp://127.0.0.1:{port}")
     server.close()
     await server.wait_closed()
 
@@ -42,13 +52,13 @@ async def test_silence_is_a_firewall(monkeypatch: pytest.MonkeyPatch) -> None:
         await asyncio.Event().wait()
 
     monkeypatch.setattr(asyncio, "open_connection", never)
-    assert "does not answer" in await reach.why("tcp://127.0.0.1:1", bound=False)
+    assert "does not answer" in await reach.why_no_events("tcp://127.0.0.1:1", bound=False)
 
 
 async def test_other_addresses_have_words_too() -> None:
     """One that we bind waits for the engine; what is no TCP address is called so."""
-    assert "no engine has connected" in await reach.why("tcp://*:5557", bound=True)
-    assert "no address of the form" in await reach.why("ipc:///tmp/x", bound=False)
+    assert "no engine has connected" in await reach.why_no_events("tcp://*:5557", bound=True)
+    assert "no address of the form" in await reach.why_no_events("ipc:///tmp/x", bound=False)
 
 
 async def test_an_event_port_that_is_never_reached_is_said(
@@ -78,3 +88,34 @@ async def test_an_event_port_that_is_never_reached_is_said(
         assert any(record.getMessage().endswith(": reached") for record in caplog.records)
     await follower.close()
     again.close()
+
+
+@pytest.mark.parametrize("answers", [True, False])
+async def test_a_replay_port_that_does_not_answer_is_said(
+    index: FailingIndex,
+    vocabulary: Vocabulary,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    answers: bool,
+) -> None:
+    """Events come, and the state is unknown: the wrong port is named. Later batches do not take the warning back."""
+    monkeypatch.setattr("extproc.kv_events.continuity.REPLAY_TIMEOUT", 0.2)
+    publisher = Publisher()
+    publisher.publish(*RECORDED[:3])
+    wrong = f"tcp://127.0.0.1:{free_port()}"
+    follower = Follower(POOL, vocabulary, 256, index)
+    with caplog.at_level(logging.WARNING):
+        follower.follow([Instance(NAME, kv_events=publisher.events, kv_replay=publisher.replay if answers else wrong)])
+        if answers:
+            await until(lambda: where(follower) == (Knowledge.EXACT, 2))
+            await asyncio.sleep(0.5)
+            assert not caplog.records
+        else:
+            await until(lambda: wrong in follower.reports()[NAME].cause)
+            publisher.publish(*RECORDED[3:9])
+            await until(lambda: where(follower) == (Knowledge.UNKNOWN, 8))
+            assert wrong in follower.reports()[NAME].cause
+            (said,) = [record.getMessage() for record in caplog.records if "replay does not answer" in record.message]
+            assert wrong in said
+    await follower.close()
+    publisher.close()
