@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from loadgen.stack.stack import REDIS, Stack
-from tests.support.agents import WORD, chat, get, post
+from tests.support.agents import WORD, chat, get, loads, post, until
 
 BEFORE = ["nothing", "models", "count", "title", "count at every turn"]
 
@@ -37,6 +37,7 @@ async def session(stack: Stack, kind: str, name: str, turns: int) -> str:
     for turn in range(turns):
         if turn == 0 or kind == "count at every turn":
             await helper(stack, kind, f"{name} {turn}")
+        await until(lambda: not any(loads(stack)))  # a reply is here a moment before its stream has ended
         answer = await post(stack, chat(*history, ("user", f"task {turn}")))
         assert answer.status == 200
         history += [("user", f"task {turn}"), ("assistant", answer.json["choices"][0]["message"]["content"] or "")]
