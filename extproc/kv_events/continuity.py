@@ -9,6 +9,8 @@ same, a restart if not), and a smaller one (a restart).
 `exact` means: every batch since the cache was empty has been applied. It is reached by a replay that starts at 0, by
 hearing batch 0, or by an event that clears the cache; it is lost with any batch that cannot be had. What is applied
 without it is still true, though not the whole truth (`mirror.py`), so it is applied.
+
+Longer than other files, because the table and its rows are read together.
 """
 
 from __future__ import annotations
