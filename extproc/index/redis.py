@@ -222,9 +222,11 @@ def _written(report: EventReport) -> str:
 
 
 def _read_again(written: str) -> EventReport:
-    state, sequence, lag_s, for_s, silent_s, *cause = written.split(maxsplit=5)
+    """Earlier versions wrote the first three words only."""
+    state, sequence, lag_s, *later = written.split(maxsplit=5)
+    for_s, silent_s, cause = (*later, *("0", "-", "")[len(later) :])
     silence = None if silent_s == "-" else float(silent_s)
-    return EventReport(Knowledge(state), int(sequence), float(lag_s), "".join(cause), float(for_s), silence)
+    return EventReport(Knowledge(state), int(sequence), float(lag_s), cause, float(for_s), silence)
 
 
 def _named(prefix: bytes, state: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:

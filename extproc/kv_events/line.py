@@ -149,8 +149,11 @@ class Line:
         heard = False
         while (connected := self._sockets.connection()) is not None:
             heard = True
+            if connected:
+                self._look_at = now
+            elif self._connected:  # a port of something else ends each attempt: those do not count as a loss
+                self._look_at = now + reach.UNREACHED_S
             self._connected = connected
-            self._look_at = now if connected else now + reach.UNREACHED_S
             if not connected:
                 self._lost = True
                 self._feed.disconnected(now)

@@ -333,6 +333,14 @@ async def test_matches_stay_right_while_sweeping(index: RedisIndex) -> None:
     assert await raw(index, "HGET", keys_of(index)["blocks"], CHAIN[900].to_bytes(8, "little")) == b"\x00\x00\x04"
 
 
+async def test_reports_of_earlier_versions_are_read(open_another: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While routers are upgraded one by one, a new one shows what the follower of an old one reports."""
+    monkeypatch.setattr(module, "_written", lambda report: f"{report.state.value} {report.sequence} {report.lag_s}")
+    index = open_another()
+    await index.report("pool", {"a": EXACT})
+    assert await index.reports("pool") == {"a": EXACT}
+
+
 async def test_who_left_for_good_is_forgotten(open_another: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """An instance that no writer speaks of any more, because all routers that knew it are gone, is swept away."""
     monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.1)

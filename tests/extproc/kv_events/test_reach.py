@@ -90,6 +90,40 @@ async def test_an_event_port_that_is_never_reached_is_said(
     again.close()
 
 
+async def test_what_lasts_is_said_again(
+    index: FailingIndex, vocabulary: Vocabulary, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rarely, for those who read only the newest lines of a log."""
+    monkeypatch.setattr(reach, "UNREACHED_S", 0.05)
+    monkeypatch.setattr(reach, "AGAIN_S", 0.05)
+    follower = Follower(POOL, vocabulary, 256, index)
+    follower.follow([Instance(NAME, kv_events=f"tcp://127.0.0.1:{free_port()}")])
+    await until(lambda: len([record for record in caplog.records if "not reached" in record.getMessage()]) > 1)
+    await follower.close()
+
+
+async def test_a_port_that_ends_every_connection_is_said(
+    index: FailingIndex, vocabulary: Vocabulary, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server of HTTP refuses ZMQ's greeting again and again: none of these refusals puts the warning off."""
+    monkeypatch.setattr(reach, "UNREACHED_S", 2.0)  # longer than from one attempt to the next
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(10)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+        writer.close()
+
+    server = await asyncio.start_server(refuse, "127.0.0.1", 0)
+    address = f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    follower = Follower(POOL, vocabulary, 256, index)
+    follower.follow([Instance(NAME, kv_events=address)])
+    await until(lambda: bool(follower.reports()[NAME].cause))
+    assert f"{address}, but it does not publish over ZMQ" in follower.reports()[NAME].cause
+    await follower.close()
+    server.close()
+    await server.wait_closed()
+
+
 @pytest.mark.parametrize("answers", [True, False])
 async def test_a_replay_port_that_does_not_answer_is_said(
     index: FailingIndex,

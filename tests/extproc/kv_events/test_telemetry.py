@@ -61,3 +61,14 @@ async def test_a_lost_connection_is_told_in_words(follower: Follower, caplog: py
         await until(lambda: bool(caplog.records))
     (record,) = caplog.records
     assert f"instance {NAME}, pool {POOL}: the connection to its events is lost; its cache" in record.getMessage()
+
+
+async def test_no_lag_is_shown_of_a_connection_that_is_lost(follower: Follower) -> None:
+    """The lag of the last batch would look well for as long as the engine is away."""
+    publisher = Publisher()
+    follower.follow([instance(publisher)])
+    publisher.publish(*RECORDED[:3])
+    await until(lambda: (POOL, NAME) in metrics.EVENT_LAG_SECONDS._metrics)
+    publisher.close()
+    await until(lambda: (POOL, NAME) not in metrics.EVENT_LAG_SECONDS._metrics)
+    assert counted(metrics.EVENTS_CONNECTED, POOL, NAME) == 0
