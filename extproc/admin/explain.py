@@ -107,9 +107,16 @@ class _Silent(Speculation):
         super().__init__()
         self._of = speculation
 
-    def match(self, chain: Sequence[int], hits: Mapping[str, int], now: float) -> Mapping[str, int]:
+    @property
+    def mark(self) -> int:
         """As the pool's own."""
-        return self._of.match(chain, hits, now)
+        return self._of.mark
+
+    def match(
+        self, chain: Sequence[int], hits: Mapping[str, int], now: float, mark: int | None = None
+    ) -> Mapping[str, int]:
+        """As the pool's own."""
+        return self._of.match(chain, hits, now, mark)
 
     def note(self, instance: str, chain: Sequence[int], known: int, now: float) -> None:
         """Nothing was sent."""

@@ -120,7 +120,7 @@ class Node:
     def _heard(self, pool: str, fact: Fact) -> None:
         """An engine of a pool spoke."""
         if pool in self.pools:
-            self.pools[pool].speculation.hear(fact)
+            self.pools[pool].speculation.hear(fact, time.monotonic())
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
         """DNS or EDS has found the instances of a pool."""

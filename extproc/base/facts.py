@@ -19,3 +19,4 @@ class Fact(NamedTuple):
     # Prompt blocks that one block of the engine spans, rounded up. An engine stores whole blocks of its own, so up to
     # so many prompt blocks at the end of a prompt may not be stored although it is prefilled.
     span: int = 1
+    age_s: float = 0.0  # how long ago the engine said it: it says nothing of what was decided since

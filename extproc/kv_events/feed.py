@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from extproc.base.model import Knowledge
 from extproc.kv_events.actions import Action, Apply, Closed, Forget, Replay
+from extproc.kv_events.age import Age
 from extproc.kv_events.continuity import Continuity
 from extproc.kv_events.engines import (
     Batch,
@@ -62,6 +63,8 @@ class Feed:
         self._todo: deque[Action | _Reading] = deque()
         self.sequence = -1  # of the newest batch applied
         self.lag = 0.0  # seconds from the newest batch's timestamp to its being applied
+        self.said = 0.0  # when the newest batch was said, by our wall clock
+        self._age = Age()
         self.replay: int | None = None  # ask for a replay from here, on a fresh socket; the shell sets it to None
         # For the shell to take and clear
         self.events: Counter[str] = Counter()  # by kind
@@ -121,7 +124,7 @@ class Feed:
             case _Reading() as reading:
                 self._read(reading, wall_clock)
             case Apply(sequence, payload):
-                self._open(sequence, payload)
+                self._open(sequence, payload, wall_clock)
             case Forget():
                 self._mirror.forget()
                 self.sequence = -1
@@ -144,13 +147,14 @@ class Feed:
         """The keys held, earlier blocks of a chain before later ones, and the LoRA adapters seen."""
         return list(self._mirror.held), list(self._mirror.adapters)
 
-    def _open(self, sequence: int, payload: bytes) -> None:
+    def _open(self, sequence: int, payload: bytes, wall_clock: float) -> None:
         self.sequence = sequence
         try:
             batch = self._decode(payload)
         except UnusableEvents as error:
             self._lose(sequence, error)
         else:
+            self.said = wall_clock - self._age_of(batch, wall_clock)
             self._todo.appendleft(_Reading(sequence, batch, _pieces(batch)))
 
     def _read(self, reading: _Reading, wall_clock: float) -> None:
@@ -173,6 +177,13 @@ class Feed:
             self.troubles.append(Trouble("rank", f"rank {batch.rank} publishes where rank {self._rank} should"))
         if self.knowledge is not Knowledge.RECOVERING and math.isfinite(batch.timestamp):
             self.lag = max(0.0, wall_clock - batch.timestamp)
+
+    def _age_of(self, batch: Batch, wall_clock: float) -> float:
+        if not math.isfinite(batch.timestamp):
+            return 0.0
+        if self.knowledge is Knowledge.RECOVERING:
+            return self._age.of(batch.timestamp, wall_clock)
+        return self._age.heard(batch.timestamp, wall_clock)
 
     def _apply(self, sequence: int, event: Event) -> None:
         kind = _KINDS[type(event)]

@@ -22,7 +22,7 @@ from extproc.index import Change, Index
 from extproc.kv_events import reach
 from extproc.kv_events.engines import Decode, frames
 from extproc.kv_events.feed import Feed
-from extproc.kv_events.mirror import Mirror
+from extproc.kv_events.mirror import Delta, Mirror
 from extproc.kv_events.sockets import Context, SocketError, Sockets
 from extproc.kv_events.telemetry import Telemetry
 
@@ -223,7 +223,12 @@ class Line:
             self._lost = True  # what is said meanwhile is not in the index
         elif lost or delta.stored:
             self._lost = False
-            self._setup.tell(self._setup.pool, Fact(self.instance.name, lost, delta.stored, delta.span))
+            self._speak(lost, delta)
+
+    def _speak(self, lost: bool, delta: Delta) -> None:
+        """Tell the routers what the index was just told. All of it counts as said when its newest part was."""
+        age_s = 0.0 if lost else max(0.0, self._setup.wall_clock() - self._feed.said)
+        self._setup.tell(self._setup.pool, Fact(self.instance.name, lost, delta.stored, delta.span, age_s))
 
     def _everything(self) -> Iterator[Change]:
         self._untold = False  # until something goes wrong

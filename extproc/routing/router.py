@@ -70,6 +70,7 @@ class Router:
         if query.response is not None:
             query = await self._recalled(pool, query)
         held: Mapping[str, int] = {}
+        mark = pool.speculation.mark
         if query.chain:
             try:
                 held = await self._held(pool, query)
@@ -78,7 +79,7 @@ class Router:
                 query = await self._with_sent(pool, query)
             except IndexUnavailable:
                 query = replace(query, degraded=Reason.INDEX_UNAVAILABLE)
-        return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now)
+        return self.decide(pool, route, query, held, Admission(ask.subset, route.max_load), now=now, mark=mark)
 
     def again(
         self, pool: Pool, route: RouteSettings, ask: Ask, routed: Decision, *, hopeless: bool = False, now: float
@@ -132,10 +133,11 @@ class Router:
         admitted: Admission = admission.ALL,
         *,
         now: float,
+        mark: int | None = None,
     ) -> Decision:
         """Apply the policy to what is known and count the request. `held` is in prompt blocks, by instance name.
 
-        Raises NoInstance and Shed, as `pick`.
+        `mark` is the pool's mark of hints from before the index was asked. Raises NoInstance and Shed, as `pick`.
         """
         sides = _sides(pool, query, admitted, now)
         decoder = self._decoder(pool, sides.decode, admitted) if sides.prefill else None
@@ -143,7 +145,7 @@ class Router:
         requests, waiting = self._loads_of(pool, candidates, admitted)
         loads, unit = (waiting, query.prompt) if decoder else (requests, 1)
         names = [instance.name for instance in candidates]
-        hits = _hits(pool, query, names, held, now)
+        hits = _hits(pool, query, names, held, now, mark)
         kind = Kind.FIRST if query.turn == 0 and query.prompt else Kind.OTHER
         asked = (query.turn, query.history, query.prompt)
         view = View(*asked, hits, loads, pool.cursor, waiting, self._seed(), pool.turns.shares(kind, names), unit)
@@ -156,7 +158,8 @@ class Router:
         shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
         name = choice.instance.name
         ticket = self._loads.start(pool.name, name, query.prompt - choice.hit)
-        pool.speculation.note(name, query.chain_on(name), held.get(name, 0), now)
+        if query.degraded is not Reason.INDEX_UNAVAILABLE:  # else it may hold the prompt, and lose it without a word
+            pool.speculation.note(name, query.chain_on(name), held.get(name, 0), now)
         if decoder is None or decoder.instance is choice.instance:
             return Decision(choice, ticket, query, held, shadows)
         pair = PairTicket(ticket, self._loads.start(pool.name, decoder.instance.name, 0))
@@ -199,11 +202,13 @@ def _sides(pool: Pool, query: Query, admitted: Admission, now: float) -> Halves:
     return sides if query.divisible else Halves((), sides.decode)
 
 
-def _hits(pool: Pool, query: Query, names: Sequence[str], held: Mapping[str, int], now: float) -> Sequence[int]:
+def _hits(
+    pool: Pool, query: Query, names: Sequence[str], held: Mapping[str, int], now: float, mark: int | None
+) -> Sequence[int]:
     """Bytes of the prompt that each candidate has cached, or was just sent."""
-    found = pool.speculation.match(query.chain, held, now)
+    found = pool.speculation.match(query.chain, held, now, mark)
     if query.base_chain:
-        found = pool.speculation.match(query.base_chain, found, now)
+        found = pool.speculation.match(query.base_chain, found, now, mark)
     return [media.hit(pool, query, name, found.get(name, 0)) for name in names]
 
 

@@ -12,6 +12,7 @@ from array import array
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Annotated
 
 import msgspec
 from redis.asyncio import Redis
@@ -30,6 +31,7 @@ TICK_S = 0.002  # engines speak once a step, some tens of milliseconds; a busy p
 MAX_STORED = 256  # keys of one instance in a message; with more the older ones are left out, and end by time
 MAX_INSTANCES = 4096  # that wait to be sent
 RETRY_S = 0.25  # between two attempts to listen
+SILENCE_S = 3.0  # without a word, after which we ask whether the connection lives; after as long again it is given up
 
 Hear = Callable[[str, Fact], None]  # of a pool, by its name
 
@@ -40,6 +42,7 @@ class _Said(msgspec.Struct, array_like=True):
     lost: bool
     stored: bytes  # keys as unsigned 64-bit integers, little-endian as every machine that runs this
     span: int
+    age_s: Annotated[float, msgspec.Meta(ge=0)] = 0.0
 
 
 class FactPublisher:
@@ -65,7 +68,7 @@ class FactPublisher:
         before = self._waiting.get(where)
         if before is not None and not fact.lost:
             joined = [*before.stored, *fact.stored][-MAX_STORED:]
-            fact = Fact(fact.instance, before.lost, joined, fact.span)
+            fact = fact._replace(lost=before.lost, stored=joined, age_s=min(before.age_s, fact.age_s))
         elif before is None and len(self._waiting) >= MAX_INSTANCES:
             return
         self._waiting[where] = fact._replace(stored=fact.stored[-MAX_STORED:])
@@ -121,10 +124,16 @@ class FactListener:
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
             async with asyncio.timeout(CONNECT_S):
                 await channel.subscribe(self._channel)
+            asked = False
             while True:
-                message = await channel.get_message(timeout=None)
-                if message is not None:
+                message = await channel.get_message(timeout=SILENCE_S)
+                if message is None and asked:
+                    return  # a connection may die without anybody being told
+                if message is None:
+                    await channel.ping()
+                elif message["type"] == "message":
                     self._take(message["data"])
+                asked = message is None
 
     def _take(self, data: bytes) -> None:
         try:
@@ -140,7 +149,7 @@ class FactListener:
 
 def _said(waiting: dict[tuple[str, str], Fact]) -> list[_Said]:
     return [
-        _Said(pool, instance, fact.lost, array("Q", fact.stored).tobytes(), fact.span)
+        _Said(pool, instance, fact.lost, array("Q", fact.stored).tobytes(), fact.span, fact.age_s)
         for (pool, instance), fact in waiting.items()
     ]
 
@@ -148,4 +157,4 @@ def _said(waiting: dict[tuple[str, str], Fact]) -> list[_Said]:
 def _fact(said: _Said) -> Fact:
     keys = array("Q")
     keys.frombytes(said.stored)
-    return Fact(said.instance, said.lost, keys, said.span)
+    return Fact(said.instance, said.lost, keys, said.span, said.age_s)

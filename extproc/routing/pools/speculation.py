@@ -3,6 +3,9 @@
 A hint stands beside the index and is never written to it. It ends with the engine's word (`base/facts.py`): as far as
 the engine says that the prompt is stored, with all else where the engine lost its cache; and with its time. It counts
 only while the index still knows what it was to follow. It knows prompts as chains of keys, and time as seconds.
+
+An answer of the index may be older than what an engine said while it was on its way. So whoever asks the index takes a
+mark before, and what was said after that mark is not held against the answer.
 """
 
 from __future__ import annotations
@@ -11,6 +14,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from extproc.base.facts import Fact
+
+# Facts that wait because an answer of the index may be older than they are. Picks come more often, or nobody reads.
+WAITING = 64
 
 
 class _Sent:
@@ -39,13 +45,22 @@ class Speculation:
         self._newest: dict[int, _Sent] = {}  # by key
         self._blocks = 0  # in all prompts
         self._spans: dict[str, int] = {}  # of instances whose blocks span more than a prompt block
+        self._waiting: deque[tuple[Fact, float]] = deque()  # facts to be taken in, with when they were said
+        self._heard = 0  # facts, those that wait among them
 
     def __len__(self) -> int:
         """Blocks remembered; one of two prompts counts twice."""
+        self._take_in(self._heard)
         return self._blocks
+
+    @property
+    def mark(self) -> int:
+        """What was said until now: for `match`, taken before the index is asked."""
+        return self._heard
 
     def expire(self, now: float) -> None:
         """Forget what is too old; `note` and `match` do so too, but an idle pool calls neither."""
+        self._take_in(self._heard)
         self._trim(now)
 
     def note(self, instance: str, chain: Sequence[int], known: int, now: float) -> None:
@@ -61,8 +76,14 @@ class Speculation:
             self._newest.update(dict.fromkeys(sent.keys, sent))
         self._trim(now)
 
-    def match(self, chain: Sequence[int], hits: Mapping[str, int], now: float) -> Mapping[str, int]:
-        """`hits` of the index, and what was sent meanwhile: leading blocks by instance name."""
+    def match(
+        self, chain: Sequence[int], hits: Mapping[str, int], now: float, mark: int | None = None
+    ) -> Mapping[str, int]:
+        """`hits` of the index, and what was sent meanwhile: leading blocks by instance name.
+
+        The index was asked at `mark`; without it, the answer is taken to be of this moment.
+        """
+        self._take_in(self._heard if mark is None else mark)
         self._trim(now)
         start = low = max(hits.values(), default=0)
         high = len(chain)
@@ -79,16 +100,26 @@ class Speculation:
             return hits  # evicted since: what was to follow it follows nothing
         return {**hits, sent.instance: low}
 
-    def hear(self, fact: Fact) -> None:
+    def hear(self, fact: Fact, now: float) -> None:
         """An engine spoke: what it said is no guess any more."""
+        self._waiting.append((fact, now - fact.age_s))
+        self._heard += 1
+        self._take_in(self._heard - WAITING)
+
+    def _take_in(self, mark: int) -> None:
+        """Let hints end by what was said up to a mark."""
+        while self._waiting and self._heard - len(self._waiting) < mark:
+            self._end(*self._waiting.popleft())
+
+    def _end(self, fact: Fact, said: float) -> None:
         if fact.span > 1:
             self._spans[fact.instance] = fact.span
         if fact.lost:
-            for sent in [sent for sent in self._prompts if sent.instance == fact.instance]:
+            for sent in [sent for sent in self._prompts if sent.instance == fact.instance and sent.at <= said]:
                 self._advance(sent, len(sent.keys))
         for key in fact.stored:
             spoken_of = self._newest.get(key)
-            if spoken_of is not None and spoken_of.instance == fact.instance:
+            if spoken_of is not None and spoken_of.instance == fact.instance and spoken_of.at <= said:
                 done, whole = spoken_of.keys.index(key) + 1, len(spoken_of.keys)
                 self._advance(spoken_of, whole if whole - done <= fact.span else done)
 

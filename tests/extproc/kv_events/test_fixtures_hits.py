@@ -70,6 +70,7 @@ class Replayed:
         self._feeds: dict[int | None, Feed] = {}
         self.index = MemoryIndex()
         self.hints = Speculation()
+        self.now = 0.0
 
     def feed(self, port: int | None) -> Feed:
         if port not in self._feeds:
@@ -88,16 +89,16 @@ class Replayed:
             feed.connected(0)
         await self._tell()
 
-    async def predict(self, request: kv_recordings.Sent, now: float) -> int:
+    async def predict(self, request: kv_recordings.Sent) -> int:
         """Bytes of the prompt that are taken to be cached where it went; from then on it counts as sent there."""
         root = blocks.root("pool", request.adapter, request.salt)
         chain = blocks.extend(self._vocabulary.decode(request.tokens), root, SIZE)
         self.feed(request.port)
         await self._tell()
         held, name = await self.index.match("pool", chain), str(request.port)
-        hits = self.hints.match(chain, held, now)
+        hits = self.hints.match(chain, held, self.now)
         if self._hinted:
-            self.hints.note(name, chain, held.get(name, 0), now)
+            self.hints.note(name, chain, held.get(name, 0), self.now)
         return hits.get(name, 0) * SIZE
 
     async def _tell(self) -> None:
@@ -107,7 +108,7 @@ class Replayed:
             assert feed.troubles == []
             delta = feed.drain()
             await self.index.apply([Change("pool", str(port), delta.forget, delta.remove, delta.add, delta.adapters)])
-            self.hints.hear(Fact(str(port), delta.forget, delta.stored, delta.span))
+            self.hints.hear(Fact(str(port), delta.forget, delta.stored, delta.span), self.now)
 
 
 async def deviations(name: str, vocabulary: Vocabulary, *, hints: bool = False) -> tuple[dict[str, int], int]:
@@ -117,6 +118,7 @@ async def deviations(name: str, vocabulary: Vocabulary, *, hints: bool = False) 
     off: dict[str, int] = {}
     requests = 0
     for place, line in enumerate(everything):
+        replayed.now = line.get("t", 0.0) / SPEED
         if line["kind"] == "event":
             await replayed.hear(line)
         elif line["kind"] == "server_restart":
@@ -124,7 +126,7 @@ async def deviations(name: str, vocabulary: Vocabulary, *, hints: bool = False) 
         elif line["kind"] == "request":
             request = kv_recordings.sent(line, everything[place + 1 :])
             if request is not None:
-                predicted = await replayed.predict(request, line["t"] / SPEED)
+                predicted = await replayed.predict(request)
                 if kv_recordings.is_alone(line, everything):
                     requests += 1
                     truth = len(vocabulary.decode(request.tokens[: request.cached]))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from extproc.base import blocks
 from extproc.base.errors import IndexUnavailable, NoInstance, RenderError
+from extproc.base.facts import Fact
 from extproc.base.model import Instance, Prompt, Reason, Request
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
@@ -195,3 +197,50 @@ async def test_ranks_share_a_host_and_have_caches_of_their_own() -> None:
     choice = (await setup.pick(FOLLOW_UP)).choice
     assert choice.instance.name == "10.0.0.2:8000/1"
     assert {instance.address for instance in choice.fallbacks} == {"10.0.0.1:8000"}
+
+
+class Suspended(MemoryIndex):
+    """An index whose answers are on their way for as long as a test likes, or that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.arrive = asyncio.Event()
+        self.away = False
+
+    async def match(self, pool: str, chain: Sequence[int]) -> Mapping[str, int]:
+        if self.away:
+            raise IndexUnavailable("away")
+        found = await super().match(pool, chain)
+        await self.arrive.wait()
+        return found
+
+
+def suspended() -> tuple[Setup, Suspended, str]:
+    setup, index = Setup(1), Suspended()
+    setup.index, setup.router = index, Router(index, setup.loads)
+    index.arrive.set()
+    return setup, index, setup.pool.instances[0].name
+
+
+async def test_an_engine_may_speak_while_the_index_answers() -> None:
+    """What it stored is not yet in that answer, and no guess any more: it counts nevertheless."""
+    setup, index, name = suspended()
+    chain = (await setup.pick(FIRST)).chain
+    index.arrive.clear()
+    asked = asyncio.create_task(setup.pick(FOLLOW_UP, now=1.0))
+    await asyncio.sleep(0)
+    await index.apply([Change("pool", name, add=chain)])
+    setup.pool.speculation.hear(Fact(name, stored=chain[-1:]), 1.1)
+    index.arrive.set()
+    assert (await asked).choice.reason is Reason.STICK
+    await index.apply([Change("pool", name, remove=list(reversed(chain)))])
+    assert (await setup.pick(FOLLOW_UP, now=1.2)).choice.reason is Reason.EVICTED, "whoever asks later was told"
+
+
+async def test_nothing_is_guessed_where_the_index_could_not_be_asked() -> None:
+    """The engine may have had the prompt all the time: then it never says that it stored it, only that it is gone."""
+    setup, index, _ = suspended()
+    index.away = True
+    assert (await setup.pick(FIRST)).choice.reason is Reason.INDEX_UNAVAILABLE
+    index.away = False
+    assert (await setup.pick(FOLLOW_UP, now=1.0)).choice.hit == 0

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis
 
 from extproc.base.facts import Fact
+from extproc.shared_state import fact_exchange
 from extproc.shared_state.fact_exchange import MAX_INSTANCES, MAX_STORED, FactListener, FactPublisher
 from tests.support.redis_server import RedisServer
 
@@ -104,3 +105,56 @@ async def test_a_strangers_message_is_said_once(own_redis: RedisServer, caplog: 
             await stranger.publish(publisher._channel, message)
         await greeted(publisher, heard)
     assert len([record for record in caplog.records if "no router of ours" in record.message]) == 1
+
+
+async def test_the_youngest_of_what_is_joined_counts(own_redis: RedisServer) -> None:
+    """So that no hint outlives a word that came after it."""
+    heard = Heard()
+    async with exchanging(own_redis.url, heard) as publisher:
+        await greeted(publisher, heard)
+        publisher.tell("pool", Fact("a", stored=[1], age_s=4.0))
+        publisher.tell("pool", Fact("a", stored=[2], age_s=0.5))
+        publisher.tell("pool", Fact("b", stored=[3], age_s=4.0))
+        await until(lambda: len(heard) == 2)
+    assert [(fact.instance, fact.age_s) for _, fact in heard] == [("a", 0.5), ("b", 4.0)]
+
+
+async def test_a_connection_that_died_without_a_word_is_replaced(
+    own_redis: RedisServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A network that swallows packets ends no connection: a listener that hears nothing asks, and connects anew."""
+    monkeypatch.setattr(fact_exchange, "SILENCE_S", 0.2)
+    swallowing, connections = asyncio.Event(), 0
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                if not swallowing.is_set():
+                    writer.write(data)
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections
+        connections += 1
+        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", own_redis.port)
+        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
+
+    between = await asyncio.start_server(forward, "127.0.0.1", 0)
+    port = between.sockets[0].getsockname()[1]
+    heard = Heard()
+    listener = FactListener.from_url(f"redis://127.0.0.1:{port}/0", lambda pool, fact: heard.append((pool, fact)))
+    listening = asyncio.create_task(listener.run())
+    async with exchanging(own_redis.url) as publisher:
+        await greeted(publisher, heard)
+        before = connections
+        await asyncio.sleep(1.0)
+        assert connections == before, "a quiet pool is no dead connection"
+        swallowing.set()
+        await until(lambda: connections > before)
+        swallowing.clear()
+        await greeted(publisher, heard)
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
+    between.close()
+    await asyncio.sleep(0.05)  # lets the forwarders see their connections end

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.facts import Fact
-from extproc.routing.pools.speculation import Speculation
+from extproc.routing.pools.speculation import WAITING, Speculation
 
 A = [1, 2, 3, 4]
 
@@ -15,6 +15,8 @@ B = [1, 2, 5, 6]
 
 
 C = [7, 8, 9]
+
+HEARD = 0.05  # when facts come
 
 # Prompts are paths in a small tree, a block's key the number that the path spells.
 
@@ -71,12 +73,12 @@ def test_what_the_engine_stored_is_no_guess() -> None:
     """A prefill is announced chunk by chunk: a hint bridges the rest, and counts only while the index has the start."""
     sent = Speculation()
     sent.note("a", range(10), 0, 0.0)
-    sent.hear(Fact("a", stored=[3]))
+    sent.hear(Fact("a", stored=[3]), HEARD)
     assert len(sent) == 6
     assert sent.match(range(12), {"a": 4}, 0.1) == {"a": 10}
     assert sent.match(range(12), {"a": 3}, 0.1) == {"a": 3}, "evicted since: the rest follows nothing"
     assert sent.match(range(12), {"b": 4}, 0.1) == {"b": 4}
-    sent.hear(Fact("a", stored=[9]))
+    sent.hear(Fact("a", stored=[9]), HEARD)
     assert len(sent) == 0
     assert sent.match(range(12), {"a": 2}, 0.2) == {"a": 2}, "stored, and evicted again within the hint's time"
 
@@ -85,10 +87,10 @@ def test_the_end_of_a_prompt_fills_no_block_of_the_engine() -> None:
     """An engine of large blocks stores up to its last whole one: then the prompt is prefilled, and the hint is over."""
     sent = Speculation()
     sent.note("a", range(10), 0, 0.0)
-    sent.hear(Fact("a", stored=[5], span=4))
+    sent.hear(Fact("a", stored=[5], span=4), HEARD)
     assert len(sent) == 0
     sent.note("a", range(10), 0, 0.0)
-    sent.hear(Fact("a", stored=[1], span=4))
+    sent.hear(Fact("a", stored=[1], span=4), HEARD)
     assert sent.match(range(10), {"a": 2}, 0.0) == {"a": 7}, "the last three may never be stored"
 
 
@@ -97,7 +99,7 @@ def test_what_was_lost_is_no_guess() -> None:
     sent = Speculation()
     sent.note("a", A, 0, 0.0)
     sent.note("b", C, 0, 0.0)
-    sent.hear(Fact("a", lost=True))
+    sent.hear(Fact("a", lost=True), HEARD)
     assert sent.match(A, {}, 0.1) == {}
     assert sent.match(C, {}, 0.1) == {"b": 3}
     sent.note("a", A, 0, 0.2)
@@ -108,9 +110,41 @@ def test_an_engine_speaks_for_itself_alone() -> None:
     """Stored elsewhere, or another prompt: the hint stays."""
     sent = Speculation()
     sent.note("a", A, 0, 0.0)
-    sent.hear(Fact("b", stored=A))
-    sent.hear(Fact("a", stored=[77]))
+    sent.hear(Fact("b", stored=A), HEARD)
+    sent.hear(Fact("a", stored=[77]), HEARD)
     assert sent.match(A, {}, 0.1) == {"a": 4}
+
+
+def test_what_was_said_before_a_decision_says_nothing_of_it() -> None:
+    """A prompt that is computed anew: word of its first time, and of its loss, may come after it was sent again."""
+    sent = Speculation()
+    sent.note("a", A, 0, 2.0)
+    sent.hear(Fact("a", stored=[4], age_s=1.5), 3.0)
+    sent.hear(Fact("a", lost=True, age_s=1.5), 3.0)
+    assert sent.match(A, {}, 3.0) == {"a": 4}
+    sent.hear(Fact("a", stored=[4], age_s=0.5), 3.0)
+    assert sent.match(A, {}, 3.0) == {}
+
+
+def test_an_answer_may_be_older_than_a_word() -> None:
+    """What was stored while the index answered is in neither: the hint stays for that answer, and only for that."""
+    sent = Speculation()
+    sent.note("a", A, 0, 0.0)
+    mark = sent.mark
+    sent.hear(Fact("a", stored=[4]), 0.1)
+    assert sent.match(A, {}, 0.1, mark) == {"a": 4}
+    assert sent.match(A, {}, 0.1, sent.mark) == {}
+    assert sent.match(A, {}, 0.1, mark) == {}, "what is over stays over"
+
+
+def test_what_waits_to_be_taken_in_is_bounded() -> None:
+    """Where nobody asks, facts do not pile up."""
+    sent = Speculation()
+    for number in range(10 * WAITING):
+        sent.hear(Fact("a", stored=[number]), 0.0)
+    assert len(sent._waiting) <= WAITING
+    sent.expire(0.0)
+    assert not sent._waiting
 
 
 @given(st.lists(st.tuples(st.sampled_from(["note", "stored", "lost", "wait"]), st.integers(0, 19), st.booleans())))
@@ -122,9 +156,9 @@ def test_the_books_balance(steps: list[tuple[str, int, bool]]) -> None:
         if what == "note":
             sent.note(instance, [10 * (number // 10) + i for i in range(number + 1)], number // 3, now)
         elif what == "stored":
-            sent.hear(Fact(instance, stored=[number], span=number % 3))
+            sent.hear(Fact(instance, stored=[number], span=number % 3), now)
         elif what == "lost":
-            sent.hear(Fact(instance, lost=True))
+            sent.hear(Fact(instance, lost=True), now)
         else:
             now += number / 10
         assert len(sent) == sum(len(prompt.keys) for prompt in sent._prompts) <= 50
