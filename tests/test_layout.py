@@ -26,6 +26,7 @@ WIDER: Final = {
     "extproc/prompts/test_recorded_apis.py": "requests and renderer against recorded prompts",
     "extproc/routing/policies/test_baselines.py": "every policy but SMetric, on worked numbers",
     "extproc/routing/policies/test_laws.py": "what every policy must keep",
+    "extproc/routing/test_no_false_hits.py": "events, index, hints and router together against recordings",
     "extproc/routing/test_router_halves.py": "the router over pools with prefill and decode instances",
     "loadgen/engine/test_against_vllm.py": "the engine model against recorded runs of vLLM",
     "loadgen/engine/test_process.py": "a simulated engine as a process",
