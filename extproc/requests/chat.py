@@ -20,7 +20,6 @@ from extproc.base.errors import UnreadableBody
 from extproc.requests.media import Medium, digest
 
 Json = dict[str, Any]
-Content = str | list[Json]
 
 MEDIA = frozenset({"image", "audio", "video"})  # parts that become tokens which are no text
 

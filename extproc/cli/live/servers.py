@@ -14,6 +14,7 @@ from extproc.config import Server
 _SERVICE: Final = "readiness"
 _SERVING: Final = health_pb2.HealthCheckResponse.SERVING
 _REMEDY: Final = "write the address that `extproc serve --listen` has, or free the port"
+_UNKNOWN_NAME: Final = "run this where Envoy runs and the name is known, or write an address that it can reach"
 
 
 async def server(one: Server) -> Finding:
@@ -31,7 +32,10 @@ async def server(one: Server) -> Finding:
             return unknown(what, "something listens there; it is asked nothing, since Envoy speaks TLS to it")
         return await _health(what, f"[{address}]:{one.port}" if ":" in address else f"{address}:{one.port}")
 
-    return await attempt(look(), lambda reason: failed(what, reason, _REMEDY))
+    def unreached(reason: str) -> Finding:
+        return failed(what, reason, _UNKNOWN_NAME if reason.endswith("does not resolve") else _REMEDY)
+
+    return await attempt(look(), unreached)
 
 
 async def _health(what: str, target: str) -> Finding:

@@ -117,7 +117,8 @@ def extproc_cluster(topology: Topology, pools: Pools) -> Iterator[Problem]:
         if cluster is None:
             text = f"no cluster {envoy_grpc.cluster_name!r} here: {suggest(envoy_grpc.cluster_name, topology.clusters)}"
             place = node.near("grpc_service", "envoy_grpc", "cluster_name").place
-            yield error(place, text, "write the name of the cluster that holds the ext_proc server")
+            advice = "write the name of the cluster that holds the ext_proc server, or add it: "
+            yield error(place, text, advice + "docs/drop-into-your-envoy.md, [6]")
             continue
         if not _speaks_http2(cluster):
             text = f"{cluster.message.name} speaks HTTP/1.1 and gRPC needs HTTP/2: no decision is ever made"

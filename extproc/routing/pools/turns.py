@@ -8,11 +8,12 @@ choice is drawn, so that no period of any client can meet a period of ours.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from enum import Enum
 
 # Requests of one instance, before all accounts are halved: a few dozen are what "lately" means, at any rate.
 WINDOW = 32.0
+MOST = 4096  # instances in an account: pods that come and go faster than they get requests must not fill memory
 
 
 class Kind(Enum):
@@ -32,30 +33,31 @@ class Turns:
     def note(self, kind: Kind, instance: str, size: int) -> None:
         """The instance got a request of `size` bytes."""
         account = self._accounts[kind]
-        requests, total = account.get(instance) or _fresh(account)
+        requests, total = account.get(instance, (0.0, 0.0))
         account[instance] = (requests + 1, total + size)
         if requests >= WINDOW:
             self._accounts[kind] = {name: (n / 2, b / 2) for name, (n, b) in account.items() if n > 1 / WINDOW}
 
     def shares(self, kind: Kind, instances: Sequence[str]) -> Sequence[float]:
-        """What each instance got lately, in requests: one for each, and its bytes in mean prompts of the pool."""
+        """What each instance got lately, in requests: one for each, and its bytes in mean prompts of the pool.
+
+        A newcomer begins with as much as that one of these which got least, or it would get all for a while. Where few
+        requests came so far, those that got none are no newcomers.
+        """
         account = self._accounts[kind]
         requests = sum(n for n, _ in account.values())
+        if not all(name in account for name in instances):
+            known = [account[name] for name in instances if name in account]
+            fresh = min(known) if known and requests >= WINDOW else (0.0, 0.0)
+            if len(account) + len(instances) > MOST:
+                account = self._accounts[kind] = {name: account[name] for name in instances if name in account}
+            for name in instances:
+                account.setdefault(name, fresh)
         size = sum(b for _, b in account.values()) / requests if requests else 0.0
-        fresh = _fresh(account)
-        found = (account.get(name, fresh) for name in instances)
-        return [n + (b / size if size else 0.0) for n, b in found]
+        return [n + (b / size if size else 0.0) for n, b in (account[name] for name in instances)]
 
     def copy(self) -> Turns:
         """The same accounts, apart: what is noted there moves nothing here."""
         other = Turns()
         other._accounts = {kind: dict(account) for kind, account in self._accounts.items()}
         return other
-
-
-def _fresh(account: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
-    """What an instance starts with: as much as the one that got least, or a newcomer would get all for a while.
-
-    Where few requests came so far, those that got none are no newcomers.
-    """
-    return min(account.values()) if sum(n for n, _ in account.values()) >= WINDOW else (0.0, 0.0)

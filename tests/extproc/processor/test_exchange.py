@@ -35,6 +35,7 @@ from extproc.processor.messages import (
     ResponseTrailers,
     Streamed,
 )
+from extproc.processor.room import Room
 
 HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}
 ROUTING = Mutation(set_headers={"x": "1"}, metadata={"envoy.lb": {"x": "1"}})
@@ -391,3 +392,19 @@ def test_full_duplex_neither_loses_nor_adds_a_byte(mode: BodyMode, pieces: list[
     assert b"".join(chunk.data for chunk in chunks) == b"".join(pieces)
     assert sum(chunk.end_of_stream for chunk in chunks) == (0 if trailers else 1)
     assert (Continue(Phase.REQUEST_TRAILERS) in outputs) == trailers
+
+
+def test_streams_share_the_room_for_their_bodies() -> None:
+    """What one stream collects another cannot; what is too much streams through, and all of it is given back: once the
+    decision is made, and where a stream ends before it."""
+    room = Room(100)
+    duplex = opening(BodyMode.FULL_DUPLEX_STREAMED)
+    stalled, refused = Exchange(room=room), Exchange(room=room)
+    assert play(stalled, duplex, RequestBody(b"x" * 80, False)) == []
+    answers = play(refused, duplex, RequestBody(b"y" * 30, False), RequestBody(b"z", True))
+    assert Decide(HEADERS, None, Reason.BODY_TOO_LARGE) in answers
+    assert [one.data for one in answers if isinstance(one, Streamed)] == [b"y" * 30, b"z"]
+    assert not room.take(21)
+    stalled.close()
+    assert Decide(HEADERS, b"w" * 100) in play(Exchange(room=room), duplex, RequestBody(b"w" * 100, True))
+    assert room.take(100)

@@ -18,6 +18,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.turns import Kind
 from extproc.routing.query import Ask, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
@@ -244,3 +245,23 @@ async def test_nothing_is_guessed_where_the_index_could_not_be_asked() -> None:
     assert (await setup.pick(FIRST)).choice.reason is Reason.INDEX_UNAVAILABLE
     index.away = False
     assert (await setup.pick(FOLLOW_UP, now=1.0)).choice.hit == 0
+
+
+async def test_what_is_no_first_turn_moves_no_first_turns_place() -> None:
+    """A list of models, a count of tokens, a follow-up: the account of first turns is as it was, and only a first turn
+    adds to it."""
+    setup = Setup()
+    names = [instance.name for instance in setup.pool.instances]
+
+    def account() -> Sequence[float]:
+        return list(setup.pool.turns.shares(Kind.FIRST, names))
+
+    (await setup.pick(FIRST)).ticket.release()
+    before = account()
+    assert sum(before) > 0
+    others = (None, "/v1/models"), (FIRST, "/v1/messages/count_tokens"), (FOLLOW_UP, CHAT), (b"{", CHAT)
+    for body, path in others:
+        (await setup.pick(body, path=path)).ticket.release()
+        assert account() == before
+    (await setup.pick(FIRST)).ticket.release()
+    assert sum(account()) > sum(before)

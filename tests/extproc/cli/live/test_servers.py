@@ -46,3 +46,11 @@ async def test_nobody() -> None:
     """A port that is free, and a name that leads nowhere."""
     assert (await server(Server("127.0.0.1", free_port(), tls=False))).outcome is Outcome.UNKNOWN
     assert (await server(Server("extproc.invalid", 9002, tls=False))).outcome is Outcome.FAILED
+
+
+async def test_a_name_that_is_unknown_here() -> None:
+    """No port is at fault: the remedy is another place to run this, or another address."""
+    found = await server(Server("extproc.invalid", 9002, tls=False))
+    assert found.outcome is Outcome.FAILED
+    assert "does not resolve" in found.said
+    assert "free the port" not in found.remedy

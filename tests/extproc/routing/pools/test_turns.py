@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.routing.policies import View, lowest
-from extproc.routing.pools.turns import WINDOW, Kind, Turns
+from extproc.routing.pools.turns import MOST, WINDOW, Kind, Turns
 
 
 class Pool:
@@ -77,6 +77,19 @@ def test_an_instance_that_joins_gets_its_share_and_no_more() -> None:
     assert len(got) == 3
 
 
+def test_an_instance_that_joins_is_not_compared_with_one_that_left() -> None:
+    """As in every rolling restart: what is left of the account of a pod that is gone says nothing of the pool."""
+    pool = Pool(3)
+    for _ in range(100):
+        pool.send(Kind.FIRST, 1_000)
+    pool.names.pop()
+    for _ in range(100):
+        pool.send(Kind.FIRST, 1_000)
+    pool.names.append("10.0.0.9:8000")
+    got = Counter(pool.send(Kind.FIRST, 1_000) for _ in range(18))
+    assert all(3 <= got[name] <= 9 for name in pool.names), got
+
+
 def test_accounts_are_bounded_in_time() -> None:
     """An instance that is gone is forgotten, and what was long ago weighs nothing."""
     pool = Pool(2)
@@ -88,6 +101,14 @@ def test_accounts_are_bounded_in_time() -> None:
         pool.send(Kind.FIRST, 1_000)
     assert gone not in pool.turns._accounts[Kind.FIRST]
     assert max(pool.turns.shares(Kind.FIRST, pool.names)) <= 2 * (WINDOW + 1)
+
+
+def test_accounts_are_bounded_in_instances() -> None:
+    """Pods whose names are never seen twice: nothing of them stays."""
+    turns = Turns()
+    for number in range(3 * MOST // 100):
+        turns.shares(Kind.FIRST, [f"10.0.{number}.{i}:8000" for i in range(100)])
+    assert len(turns._accounts[Kind.FIRST]) <= MOST
 
 
 def test_a_copy_moves_nothing() -> None:
