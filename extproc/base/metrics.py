@@ -87,6 +87,14 @@ BAD_ROUTES = Counter(
 REFUSED_STREAMS = Counter(
     "smetric_refused_streams", "Streams refused because they did not show the shared token.", registry=REGISTRY
 )
+LOOP_STALL_SECONDS = Histogram(
+    "smetric_loop_stall_seconds",
+    "How late a timer came that is due a hundred times a second: everything of the process waited so long. By cause: "
+    "work of the loop's own, or the wait for a processor.",
+    ["cause"],
+    buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
+    registry=REGISTRY,
+)
 EXCEPTIONS = Counter("smetric_exceptions", "Bugs caught before they cost a request.", ["where"], registry=REGISTRY)
 
 # KV events and the index
