@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from extproc import config
-from extproc.app.errand import Errand, Role
+from extproc.app.child_job import ChildJob, Role
 from extproc.app.options import Address, Options
 from extproc.config import Discovery, Settings
 from loadgen.stack.parts import Redis
@@ -67,7 +67,7 @@ def _round(redis: str) -> Sequence[tuple[str, float]]:
         ("the libraries", _cpu((python, "-c", LIBRARIES))),
         ("--help", _cpu((python, "-m", "extproc", "--help"))),
         ("check envoy.yaml", _cpu((python, "-m", "extproc", "check", str(SHIPPED)))),
-        ("worker", _cpu((*child, "serve", "1"), Errand(Role.SERVE, settings, options), until=READY)),
+        ("worker", _cpu((*child, "serve", "1"), ChildJob(Role.SERVE, settings, options), until=READY)),
         ("serve", _cpu(serve, until=READY)),
     )
 
@@ -85,13 +85,13 @@ def _local(settings: Settings) -> Settings:
     return replace(settings, pools=pools)
 
 
-def _cpu(command: Sequence[str], errand: Errand | None = None, until: bytes = b"") -> float:
+def _cpu(command: Sequence[str], job: ChildJob | None = None, until: bytes = b"") -> float:
     """CPU seconds of a process, all its threads, until it ends or logs `until`."""
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     assert process.stdin
     assert process.stderr
-    if errand is not None:
-        process.stdin.write(errand.packed())
+    if job is not None:
+        process.stdin.write(job.packed())
         process.stdin.flush()
     said = b""
     for line in process.stderr:

@@ -84,7 +84,7 @@ ELSEWHERE: Final = {
     ],
     "tests/extproc/kv_events/test_mirror.py (what the mirror consists of)": [
         "extproc/kv_events/block_tree.py",
-        "extproc/kv_events/growth.py",
+        "extproc/kv_events/stored_blocks.py",
     ],
     "tests/extproc/prompts/test_renderer.py (against prompts that vLLM rendered)": [
         "extproc/prompts/message_shapes.py",
@@ -136,7 +136,7 @@ ELSEWHERE: Final = {
         "loadgen/simulation/run_info.py",
     ],
     "tests/loadgen/stack/test_stack.py (real processes)": ["loadgen/stack/*.py"],
-    "tests/loadgen/study/test_study.py (a study as a whole)": ["loadgen/study/*.py"],
+    "tests/loadgen/study/test_measures.py (a study as a whole)": ["loadgen/study/*.py"],
     "tests/loadgen/workloads/test_synthetic.py (profiles are drawn)": [
         "loadgen/workloads/profiles.py",
         "loadgen/workloads/scaling.py",

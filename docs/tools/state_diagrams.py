@@ -55,7 +55,7 @@ def _exchange_arrows() -> Iterator[Arrow]:
                 waiting.append(after)
 
 
-_GROWING = {"_body", "_size", "_headers", "_room", "_taken"}  # what does not change where a stream may go
+_GROWING = {"_body", "_size", "_headers", "_budget", "_taken"}  # what does not change where a stream may go
 
 
 def _steps(stream: Exchange) -> Iterator[tuple[str, Exchange]]:

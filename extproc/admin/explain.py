@@ -145,7 +145,7 @@ class Explainer:
             raise ConfigError(f"no pool {route.cluster!r}: known are {', '.join(self._pools)}")
         pool = pool_for(pools, self._router.adapters, ask.body)
         quiet = replace(
-            pool, speculation=_Silent(pool.speculation), turns=pool.turns.copy(), preambles=pool.preambles.copy()
+            pool, speculation=_Silent(pool.speculation), ties=pool.ties.copy(), few_shot=pool.few_shot.copy()
         )
         model = apis.model_of(ask.body) if ask.body is not None else None
         begun = Explanation(ask.path.partition("?")[0], model, pool.name, route.policy, route.options)

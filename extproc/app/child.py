@@ -1,4 +1,4 @@
-"""`python -m extproc.app.child ROLE [NUMBER]`: a child of `serve`. The words are for `ps`; its errand comes by a pipe.
+"""`python -m extproc.app.child ROLE [NUMBER]`: a child of `serve`. The words are for `ps`; its job comes by a pipe.
 
 It stops when that pipe closes: then its parent stops it, or is gone, however that came.
 """
@@ -11,36 +11,36 @@ from typing import Final
 import uvloop
 
 from extproc.app import log, serve
-from extproc.app.errand import Errand, Role, receive
+from extproc.app.child_job import ChildJob, Role, receive
 from extproc.base.errors import ConfigError
 
 _PIPE: Final = 0  # standard input
 
 
 def main() -> int:
-    """Do the errand; returns the exit status."""
+    """Do the job; returns the exit status."""
     try:
-        errand = receive(_PIPE)
+        job = receive(_PIPE)
     except EOFError:
         return 0
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - as a command says it
         return 1
-    log.configure(errand.options.log_level)
+    log.configure(job.options.log_level)
     try:
-        uvloop.run(_run(errand))
+        uvloop.run(_run(job))
     except ConfigError as error:
         print(error, file=sys.stderr)  # noqa: T201 - as a command says it
         return 1
     return 0
 
 
-async def _run(errand: Errand) -> None:
+async def _run(job: ChildJob) -> None:
     stop = serve.stop_event(parent=_PIPE)
-    if errand.role is Role.FOLLOW:
-        await serve.follow(errand.settings, errand.options, stop)
+    if job.role is Role.FOLLOW:
+        await serve.follow(job.settings, job.options, stop)
     else:
-        await serve.serve(errand.settings, errand.options, stop, follow=False)
+        await serve.serve(job.settings, job.options, stop, follow=False)
 
 
 if __name__ == "__main__":

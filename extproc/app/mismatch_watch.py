@@ -15,7 +15,7 @@ from extproc.base import metrics
 from extproc.base.errors import IndexUnavailable
 from extproc.base.model import Source
 from extproc.index import Index
-from extproc.routing import adapters
+from extproc.routing import lora
 from extproc.routing.pools import mismatch
 from extproc.routing.pools.pool import Pool
 
@@ -42,7 +42,7 @@ async def watch(pools: Collection[Pool], index: Index) -> None:
 
 
 def _refuse(pool: Pool, index: Index, said: set[tuple[str, str]]) -> None:
-    for name, instances in adapters.refused(pool, index.adapters(pool.name)).items():
+    for name, instances in lora.refused(pool, index.adapters(pool.name)).items():
         if (pool.name, name) not in said:
             said.add((pool.name, name))
             _log.warning(

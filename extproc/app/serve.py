@@ -22,12 +22,12 @@ from extproc.config import Settings
 from extproc.index.routed_writer import Recorder
 from extproc.instances.health_checks import HealthChecker
 from extproc.processor import tls
-from extproc.processor.access import Access
 from extproc.processor.grpc_health import GrpcHealth
 from extproc.processor.prefiller import Prefiller
 from extproc.processor.routes import Routes
 from extproc.processor.server import BASIC, Processor, credentials, drain
 from extproc.processor.server import options as server_options
+from extproc.processor.shared_token import Access
 from extproc.processor.stream import Services
 from extproc.routing.pools.pool import Pool
 from extproc.routing.router import Decision

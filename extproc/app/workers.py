@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from extproc.app import serve as process
-from extproc.app.errand import Errand, Role
+from extproc.app.child_job import ChildJob, Role
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
 from extproc.config import Settings
@@ -35,8 +35,8 @@ async def serve(settings: Settings, options: Options) -> None:
     stop = process.stop_event()
     patience_s = options.drain_timeout_s + KILL_AFTER_S
     children = [
-        asyncio.create_task(_keep_running(errand, number, stop, patience_s))
-        for number, errand in enumerate(errands(settings, options), 1)
+        asyncio.create_task(_keep_running(job, number, stop, patience_s))
+        for number, job in enumerate(jobs(settings, options), 1)
     ]
     try:
         await process.serve(settings, options, stop, follow=options.follow and not options.shared)
@@ -45,11 +45,11 @@ async def serve(settings: Settings, options: Options) -> None:
         await asyncio.gather(*children)
 
 
-def errands(settings: Settings, options: Options) -> Sequence[Errand]:
+def jobs(settings: Settings, options: Options) -> Sequence[ChildJob]:
     """What each child is to do: the workers from 1 on, and the follower where this `serve` follows for others."""
-    work = [Errand(Role.SERVE, settings, _worker(options, number)) for number in range(1, options.workers)]
+    work = [ChildJob(Role.SERVE, settings, _worker(options, number)) for number in range(1, options.workers)]
     if options.shared and options.follow:
-        work.append(Errand(Role.FOLLOW, settings, _follower(options)))
+        work.append(ChildJob(Role.FOLLOW, settings, _follower(options)))
     return work
 
 
@@ -90,17 +90,17 @@ def _next(address: Address, number: int) -> Address:
     return Address(address.host, address.port + STRIDE * number if address.port else 0)
 
 
-async def _keep_running(errand: Errand, number: int, stop: asyncio.Event, patience_s: float) -> None:
+async def _keep_running(job: ChildJob, number: int, stop: asyncio.Event, patience_s: float) -> None:
     """Run a child until `stop`; then close its standard input, which tells it to stop, and wait for its drain.
 
     One that has not ended `patience_s` seconds later hangs, and is killed.
     """
     stopping = asyncio.create_task(stop.wait())
     loop = asyncio.get_running_loop()
-    name = f"{errand.role} {number}" if errand.role is Role.SERVE else str(errand.role)
+    name = f"{job.role} {number}" if job.role is Role.SERVE else str(job.role)
     while not stop.is_set():
         again = loop.time() + RESTART_S
-        child = await _start(errand, name)
+        child = await _start(job, name)
         ended = asyncio.create_task(child.wait())
         await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
@@ -116,9 +116,9 @@ async def _keep_running(errand: Errand, number: int, stop: asyncio.Event, patien
         await asyncio.wait((stopping,), timeout=max(0.0, again - loop.time()))
 
 
-async def _start(errand: Errand, name: str) -> asyncio.subprocess.Process:
+async def _start(job: ChildJob, name: str) -> asyncio.subprocess.Process:
     command = (sys.executable, "-m", "extproc.app.child", *name.split())
     child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
     assert child.stdin is not None
-    child.stdin.write(errand.packed())  # one that dies before it has read all ends, and is started again
+    child.stdin.write(job.packed())  # one that dies before it has read all ends, and is started again
     return child

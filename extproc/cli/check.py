@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     """0 usable, 1 errors or addresses that fail, 2 a file cannot be read."""
     from extproc import config
-    from extproc.app import descriptors
+    from extproc.app import open_files
 
     try:
         index = options.index_url(arguments)
@@ -42,7 +42,7 @@ def run(arguments: argparse.Namespace) -> int:
     print(report.render())
     if report.settings is None:
         return 1
-    shortage = descriptors.shortage(report.settings, descriptors.attainable())
+    shortage = open_files.shortage(report.settings, open_files.attainable())
     if shortage is not None:
         print(f"\nwarning: on this machine {shortage}")
     return _live(report, index) if arguments.live else 0
@@ -51,12 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
 def _live(report: Report, index: str) -> int:
     import asyncio
 
-    from extproc.app import descriptors
-    from extproc.cli.live import findings
-    from extproc.cli.live.run import run
+    from extproc.app import open_files
+    from extproc.cli.check_live import findings
+    from extproc.cli.check_live.run import run
 
     assert report.settings is not None
-    descriptors.raise_limit()
+    open_files.raise_limit()
     print(flush=True)
     try:
         found = asyncio.run(run(list(report.settings.pools.values()), report.servers, index))

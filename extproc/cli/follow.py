@@ -6,7 +6,7 @@ import argparse
 
 from extproc.app.options import MEMORY, Address, Options
 from extproc.base.errors import ConfigError
-from extproc.cli import options, server
+from extproc.cli import long_running, options
 from extproc.config import Settings
 
 DESCRIPTION = """\
@@ -30,7 +30,7 @@ def run(arguments: argparse.Namespace) -> int:
     async def start(settings: Settings, given: Options) -> None:
         await serve.follow(settings, given, serve.stop_event())
 
-    return server.run(arguments, _options, start)
+    return long_running.run(arguments, _options, start)
 
 
 def _options(arguments: argparse.Namespace, index: str) -> Options:

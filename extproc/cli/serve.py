@@ -7,7 +7,7 @@ from pathlib import Path
 
 from extproc.app.options import MAX_STREAMS, Options
 from extproc.base.headers import TOKEN
-from extproc.cli import options, server
+from extproc.cli import long_running, options
 
 DESCRIPTION = """\
 Serve Envoy's external processing protocol. Pools and policy come from the Envoy YAML; a wrong configuration is
@@ -104,7 +104,7 @@ def run(arguments: argparse.Namespace) -> int:
     """0 after a drain, 1 where the configuration is wrong or a part cannot start, 2 where no file can be read."""
     from extproc.app import workers
 
-    return server.run(arguments, _options, workers.serve)
+    return long_running.run(arguments, _options, workers.serve)
 
 
 def _options(arguments: argparse.Namespace, index: str) -> Options:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from extproc.index.adapters import Adapters
+from extproc.index.announced_adapters import Adapters
 from extproc.index.answers import Answers
 
 ID_BYTES = 3  # 16 million incarnations in a pool's life; up to two of them a block cost what one does

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from extproc.base.errors import IndexLost
 from extproc.base.model import EventReport
 from extproc.index import GUESSES, MAX_ADAPTERS, Change
-from extproc.index.adapters import Adapters
+from extproc.index.announced_adapters import Adapters
 from extproc.index.answers import Answers, totals
 
 # The keys of a pool lie in this many dictionaries, so that neither growing one nor sweeping one takes longer than about

@@ -1,10 +1,10 @@
 """Continuity of one publisher's numbered batches: apply, replay, or forget. Sans-I/O; knows no socket and no event.
 
-The shell (`line.py`) reports what it hears and performs the actions it gets back, in order. What may follow what is
-a table. A publisher numbers its batches from 0 and starts over when its engine restarts; a restart may hide behind
-batches that nobody heard, so every connection begins with forgetting and a replay from 0. Between connections only
-these happen: the expected number, a gap (replay from there), a number heard before (a duplicate if the bytes are the
-same, a restart if not), and a smaller one (a restart).
+The shell (`subscription.py`) reports what it hears and performs the actions it gets back, in order. What may follow
+what is a table. A publisher numbers its batches from 0 and starts over when its engine restarts; a restart may hide
+behind batches that nobody heard, so every connection begins with forgetting and a replay from 0. Between connections
+only these happen: the expected number, a gap (replay from there), a number heard before (a duplicate if the bytes are
+the same, a restart if not), and a smaller one (a restart).
 
 `exact` means: every batch since the cache was empty has been applied. It is reached by a replay that starts at 0, by
 hearing batch 0, or by an event that clears the cache; it is lost with any batch that cannot be had. What is applied

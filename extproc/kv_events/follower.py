@@ -1,6 +1,6 @@
-"""Which instances of a pool have their KV events followed, and by which task. `line.py` follows one of them.
+"""Which instances of a pool have their KV events followed, and by which task. `subscription.py` follows one of them.
 
-It starts a line for each instance, hands an instance over to its next line only when the last one has ended, and
+It starts a subscription for each instance, hands an instance over to the next only when the last one has ended, and
 reports where all of them stand. An instance that left is forgotten in the index.
 """
 
@@ -19,10 +19,10 @@ from extproc.base.model import EventReport, Instance
 from extproc.index import Change, Index
 from extproc.kv_events import loose_text
 from extproc.kv_events.engines import Decode, vllm
-from extproc.kv_events.growth import Vocabulary
-from extproc.kv_events.line import INDEX_RETRY, Line, Setup
 from extproc.kv_events.mirror import Mirror
 from extproc.kv_events.sockets import new_context
+from extproc.kv_events.stored_blocks import Vocabulary
+from extproc.kv_events.subscription import INDEX_RETRY, Setup, Subscription
 
 _log = logging.getLogger(__name__)
 
@@ -62,7 +62,7 @@ class Follower:
             clock=clock,
             wall_clock=wall_clock,
         )
-        self._lines: dict[str, Line] = {}
+        self._subscriptions: dict[str, Subscription] = {}
         self._newest: dict[str, asyncio.Task[None]] = {}  # what is done for an instance, by its name
         self._tasks: set[asyncio.Task[None]] = set()
         self._reporter: asyncio.Task[None] | None = None
@@ -74,28 +74,28 @@ class Follower:
         process follows it, and owns its entries.
         """
         wanted = {instance.name: instance for instance in instances if instance.kv_events is not None}
-        for name, line in list(self._lines.items()):
-            if wanted.get(name) != line.instance:
-                del self._lines[name]
+        for name, subscription in list(self._subscriptions.items()):
+            if wanted.get(name) != subscription.instance:
+                del self._subscriptions[name]
                 gone = name not in wanted and name not in handed_over
-                self._next(name, partial(self._farewell, name, line, gone))
+                self._next(name, partial(self._farewell, name, subscription, gone))
         for name, instance in wanted.items():
-            if name not in self._lines:
-                self._lines[name] = line = Line(instance, self._setup)
-                self._next(name, line.run)
+            if name not in self._subscriptions:
+                self._subscriptions[name] = subscription = Subscription(instance, self._setup)
+                self._next(name, subscription.run)
         if self._reporter is None:
             self._reporter = self._start(self._report())
 
     def reports(self) -> Mapping[str, EventReport]:
         """Where each instance stands, by its name."""
-        return {name: line.report for name, line in self._lines.items()}
+        return {name: subscription.report for name, subscription in self._subscriptions.items()}
 
     async def close(self) -> None:
         """Stop. The entries of the instances stay in the index."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._lines.clear()
+        self._subscriptions.clear()
         self._context.destroy(linger=0)
 
     def _next(self, name: str, work: Callable[[], Awaitable[None]]) -> None:
@@ -111,8 +111,8 @@ class Follower:
         task.add_done_callback(self._tasks.discard)
         return task
 
-    async def _farewell(self, name: str, line: Line, gone: bool) -> None:
-        line.remove_metrics()
+    async def _farewell(self, name: str, subscription: Subscription, gone: bool) -> None:
+        subscription.remove_metrics()
         if gone:
             metrics.forget_instance(self._pool, name)
             self._tell(self._pool, Fact(name, lost=True))
@@ -126,13 +126,13 @@ class Follower:
 
     async def _report(self) -> None:
         while True:
-            for line in self._lines.values():
-                line.show()
+            for subscription in self._subscriptions.values():
+                subscription.show()
             try:
                 await self._index.report(self._pool, self.reports())
             except IndexLost as lost:
-                for name in lost.instances & self._lines.keys():
-                    self._lines[name].tell_all()
+                for name in lost.instances & self._subscriptions.keys():
+                    self._subscriptions[name].tell_all()
             except IndexUnavailable:
                 pass  # the index counts and logs that itself
             except Exception:

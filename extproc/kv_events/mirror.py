@@ -31,8 +31,8 @@ from extproc.kv_events.block_tree import Forest, held_behind
 from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
 from extproc.kv_events.groups import ELSEWHERE, Group, Groups
-from extproc.kv_events.growth import Growth, Place, Vocabulary
 from extproc.kv_events.removals import Removals
+from extproc.kv_events.stored_blocks import Growth, Place, Vocabulary
 
 # Of one instance's mirror, without index: five million blocks of 16 tokens. No cache has 80 million tokens: an engine
 # that seems to hold more does not report what it removes.

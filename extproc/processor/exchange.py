@@ -34,8 +34,9 @@ from typing import ClassVar
 
 from extproc.base.errors import ExtProcError
 from extproc.base.model import Gateway, Reason
-from extproc.processor import header_room
-from extproc.processor.header_room import CONTENT_LENGTH, Extent
+from extproc.processor import header_limits
+from extproc.processor.body_budget import BodyBudget
+from extproc.processor.header_limits import CONTENT_LENGTH, Extent
 from extproc.processor.messages import (
     BodyMode,
     Continue,
@@ -60,7 +61,6 @@ from extproc.processor.messages import (
     Seen,
     Streamed,
 )
-from extproc.processor.room import Room
 from extproc.routing.pools.admission import Subset
 
 CHUNK = 62_000  # bytes of one streamed_response: Envoy refuses messages of 64 KiB and more
@@ -98,11 +98,11 @@ class Exchange:
         gateway: Gateway = _ANY,
         *,
         max_body: float = math.inf,
-        room: Room | None = None,
+        budget: BodyBudget | None = None,
     ) -> None:
         """`served_header` names a response header that shall tell who answered; `gateway` is the Envoy that asks.
 
-        `max_body` is how many bytes of a FULL_DUPLEX_STREAMED body are collected, `room` what all streams may collect
+        `max_body` is how many bytes of a FULL_DUPLEX_STREAMED body are collected, `budget` what all streams may collect
         together: what is more streams through.
         """
         self.state = State.OPENING
@@ -117,8 +117,8 @@ class Exchange:
         self._subset: Subset | None = None
         self._body: list[bytes] = []
         self._size = 0
-        self._room = room or Room()
-        self._taken = 0  # bytes of the room
+        self._budget = budget or BodyBudget()
+        self._taken = 0  # bytes of the budget
         self._request_mode = BodyMode.UNKNOWN
         self._response_mode = BodyMode.UNKNOWN
         self._answer_due = Phase.REQUEST_HEADERS  # the message that the decision will ride on
@@ -187,7 +187,7 @@ class Exchange:
             routing = replace(routing, set_headers={**routing.set_headers, CONTENT_LENGTH: str(len(body))})
         request = self._request
         extent = Extent(request.lines, request.size)
-        routing, self.left_out = header_room.fit(routing, request.headers, extent, self._gateway)
+        routing, self.left_out = header_limits.fit(routing, request.headers, extent, self._gateway)
         return routing, None if CONTENT_LENGTH in self.left_out else body
 
     def refused(self, error: ExtProcError, routing: Mutation) -> list[Output]:
@@ -202,7 +202,7 @@ class Exchange:
     def close(self) -> None:
         """Hold nothing of the body any more: it was sent on, or the stream ended, however it did."""
         self._body.clear()
-        self._room.give_back(self._taken)
+        self._budget.give_back(self._taken)
         self._taken = 0
 
     def _leave_deciding(self, state: State) -> None:
@@ -255,7 +255,7 @@ class Exchange:
 
     def _collect_streamed(self, event: RequestBody) -> list[Output]:
         self._size += len(event.data)
-        if self._size > self._max_body or not self._room.take(len(event.data)):
+        if self._size > self._max_body or not self._budget.take(len(event.data)):
             self._streaming = not event.end_of_stream
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_TOO_LARGE)
         self._taken += len(event.data)
@@ -296,7 +296,7 @@ class Exchange:
         told = None
         if self._served_header is not None:
             told = Mutation(set_headers={self._served_header: event.served or "not reported by the gateway"})
-            told, _ = header_room.fit(told, event.headers, header_room.extent_of(event.headers), self._gateway)
+            told, _ = header_limits.fit(told, event.headers, header_limits.extent_of(event.headers), self._gateway)
         self.watching = self.watching and status.startswith("2") and not event.end_of_stream
         hidden = self._response_mode in (BodyMode.NONE, BodyMode.UNKNOWN)
         request = BodyMode.NONE if self._unwanted else self._request_mode

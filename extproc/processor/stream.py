@@ -16,13 +16,13 @@ from extproc.base import headers, metrics
 from extproc.base.errors import BodyTimeout, NoInstance, Shed
 from extproc.base.model import Disaggregation, Gateway, Instance, Reason
 from extproc.processor import destination
-from extproc.processor.access import Access
+from extproc.processor.body_budget import BodyBudget
+from extproc.processor.early_ends import EarlyEnds
 from extproc.processor.exchange import Exchange, ProtocolViolation
 from extproc.processor.messages import Decide, Output, Prefill, Prefilled, Seen
 from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
-from extproc.processor.room import Room
 from extproc.processor.routes import Metadata
-from extproc.processor.uncounted import Uncounted
+from extproc.processor.shared_token import Access
 from extproc.requests.responses import IdReader
 from extproc.routing.disaggregation.bodies import decode_body
 from extproc.routing.disaggregation.halves import budget_ms
@@ -63,8 +63,8 @@ class Services:
     conformance: bool = False
     access: Access = field(default_factory=Access)
     gateway: Gateway = field(default_factory=Gateway)
-    uncounted: Uncounted = field(default_factory=Uncounted)
-    room: Room = field(default_factory=Room)
+    early_ends: EarlyEnds = field(default_factory=EarlyEnds)
+    body_budget: BodyBudget = field(default_factory=BodyBudget)
 
 
 class Stream:
@@ -72,7 +72,7 @@ class Stream:
 
     def __init__(self, services: Services, metadata: Metadata) -> None:
         served, most = headers.CONFORMANCE_SERVED if services.conformance else None, services.route(metadata).max_body
-        self.exchange = Exchange(served, services.gateway, max_body=most, room=services.room)
+        self.exchange = Exchange(served, services.gateway, max_body=most, budget=services.body_budget)
         self._services = services
         self._metadata = metadata
         self._pool: Pool | None = None
@@ -104,16 +104,16 @@ class Stream:
         return None if limit is None else self._since + limit - time.monotonic()
 
     def close(self) -> None:
-        """Give the load and the room of the body back; synchronous, and called on every way out."""
+        """Give the load and the body's bytes back; synchronous, and called on every way out."""
         self.exchange.close()
         if self._routed is None or self._pool is None:
             return
         self._routed.ticket.release()
-        now, uncounted = time.monotonic(), self._services.uncounted
+        now, early_ends = time.monotonic(), self._services.early_ends
         if self.exchange.over:
-            uncounted.left(self._pool.name, now)
+            early_ends.left(self._pool.name, now)
         elif self._answered_at is not None and self.exchange.unended and self._services.gateway.overrides is None:
-            uncounted.streamed(self._pool.name, now - self._answered_at, now)
+            early_ends.streamed(self._pool.name, now - self._answered_at, now)
 
     async def _decide(self, wanted: Decide) -> list[Output]:
         started, route = time.perf_counter(), self._route()

@@ -16,12 +16,12 @@ from extproc.base.headers import TURN
 from extproc.base.model import Prompt, Reason, Request
 from extproc.requests import apis, paths
 from extproc.requests.turns import asked, turns
-from extproc.routing import adapters
-from extproc.routing.adapters import Announced
+from extproc.routing import lora
 from extproc.routing.disaggregation.bodies import divisible
+from extproc.routing.lora import Announced
 from extproc.routing.pools.admission import Subset
+from extproc.routing.pools.few_shot import MOST_EXAMPLES, Spoken
 from extproc.routing.pools.pool import Pool
-from extproc.routing.pools.preambles import MOST_EXAMPLES, Spoken
 
 _log = logging.getLogger(__name__)
 
@@ -72,9 +72,9 @@ class Query:
     response: str | None = None  # the stored response that it refers to: only who keeps that can serve it
     keeper: str | None = None  # name of the instance that keeps it
     stores: bool = False  # the engine may keep the response, and others may refer to it
-    # Where the model is a LoRA adapter on some instances only (`adapters.py`), `chain` counts there, ...
+    # Where the model is a LoRA adapter on some instances only (`lora.py`), `chain` counts there, ...
     base_chain: Sequence[int] = ()  # ... and these keys on the others
-    loaded: frozenset[str] = adapters.NOWHERE  # where that is, by name
+    loaded: frozenset[str] = lora.NOWHERE  # where that is, by name
     spoken: Spoken | None = None  # what may show that its replies are examples; None where they are not
 
     def chain_on(self, instance: str) -> Sequence[int]:
@@ -126,7 +126,7 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
         if not request.prefills:
             return Query(known, degraded=Reason.NO_PREFILL)
         prompt = pool.renderer.render(request)
-        roots = adapters.roots(pool, announced, request.model, request.cache_salt)
+        roots = lora.roots(pool, announced, request.model, request.cache_salt)
         text = prompt.data[: prompt.matchable] if prompt.media is None else prompt.media.data
         chain = blocks.extend(text, roots.root, pool.block_bytes)
         base_chain = blocks.extend(text, roots.base, pool.block_bytes) if roots.base is not None else ()

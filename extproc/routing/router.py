@@ -22,7 +22,7 @@ from extproc.routing.pools import admission
 from extproc.routing.pools.admission import Admission
 from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 from extproc.routing.pools.pool import Pool
-from extproc.routing.pools.turns import Kind
+from extproc.routing.pools.ties import Kind
 from extproc.routing.query import Ask, Query, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.shadow import Opinion, opinions
@@ -65,7 +65,7 @@ class Router:
         Raises NoInstance where no instance is admitted, Shed where all are at their limit, and nothing else.
         """
         query = read(pool, self.adapters(pool.name), ask)
-        if query.spoken is not None and pool.preambles.begins(query.spoken):
+        if query.spoken is not None and pool.few_shot.begins(query.spoken):
             query = replace(query, turn=0, history=0)
         if query.response is not None:
             query = await self._recalled(pool, query)
@@ -148,11 +148,11 @@ class Router:
         hits = _hits(pool, query, names, held, now, mark)
         kind = Kind.FIRST if query.turn == 0 and query.prompt else Kind.OTHER
         asked = (query.turn, query.history, query.prompt)
-        view = View(*asked, hits, loads, pool.cursor, waiting, self._seed(), pool.turns.shares(kind, names), unit)
+        view = View(*asked, hits, loads, pool.cursor, waiting, self._seed(), pool.ties.shares(kind, names), unit)
         degraded = Reason.PREFILL_FAILED if query.failed and not decoder else query.degraded
         best = verdict(route, view, degraded, _place_of(query.keeper, candidates))
         pool.cursor = best.candidate + 1
-        pool.turns.note(kind, names[best.candidate], query.prompt)
+        pool.ties.note(kind, names[best.candidate], query.prompt)
         standby = pool.standby(candidates, now, admitted.subset)
         choice = _choice(route, view, best, candidates, standby)
         shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
@@ -170,9 +170,9 @@ class Router:
         requests, _ = self._loads_of(pool, candidates, admitted)
         names = [instance.name for instance in candidates]
         nothing = [0] * len(names)
-        shares = pool.turns.shares(Kind.DECODE, names)
+        shares = pool.ties.shares(Kind.DECODE, names)
         chosen = lowest(requests, View(0, 0, 0, nothing, requests, 0, nothing, self._seed(), shares))
-        pool.turns.note(Kind.DECODE, names[chosen], 0)
+        pool.ties.note(Kind.DECODE, names[chosen], 0)
         return _Decoder(candidates[chosen], fallbacks(candidates, requests, chosen))
 
     def _loads_of(

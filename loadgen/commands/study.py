@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from loadgen.command_error import CommandError
 from loadgen.study.findings import Study
-from loadgen.study.study import study
+from loadgen.study.measures import study
 from loadgen.study.table import markdown
 from loadgen.workloads import traces
 

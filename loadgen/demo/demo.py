@@ -16,9 +16,9 @@ from loadgen.demo.comparison import comparison
 from loadgen.demo.watch import Watch
 from loadgen.demo.words import starting
 from loadgen.engine.options import MODEL_DIR
-from loadgen.replay.board import Board, Snapshot
 from loadgen.replay.chat_request import CHAT
 from loadgen.replay.live import view
+from loadgen.replay.progress import Progress, Snapshot
 from loadgen.replay.replay import UNFINISHED, Counts, Options
 from loadgen.replay.run import Gateway, play
 from loadgen.replay.words import Words
@@ -57,7 +57,7 @@ def _under(
     """Run the sessions, all at a time, and show them meanwhile."""
     instances = [engine.address for engine in stack.engines]
     rows: list[Row] = []
-    board = Board(policy, len(trace.requests), Counts(), instances)
+    progress = Progress(policy, len(trace.requests), Counts(), instances)
 
     def on_row(row: Row) -> None:
         if row.error != UNFINISHED:  # cut off, which is said below
@@ -68,7 +68,7 @@ def _under(
             gateway = Gateway(url=stack.url, headers={}, timeout_s=300.0)
             script = Words(trace, MODEL_DIR)
             options = Options(closed=args.sessions)
-            await play(gateway, trace, script, options, on_row, board, show)
+            await play(gateway, trace, script, options, on_row, progress, show)
 
     watch = Watch(stack)
     with view(console) as shown:
@@ -81,7 +81,7 @@ def _under(
         except TimeoutError:
             console.print(f"{policy}: cut off after {LIMIT_S:.0f} s; the figures are of what was finished until then")
         stack.access_log(len(rows), LOG_S)
-        show(board.snapshot())
+        show(progress.snapshot())
     for error in sorted({row.error for row in rows if row.error}):
         console.print(f"{policy}: a request failed: {error}", highlight=False)
     end = max((row.end_s or row.sent_s for row in rows), default=0.0)

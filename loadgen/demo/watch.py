@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from loadgen.json_types import Json
-from loadgen.replay.board import Decision, InstanceRow, Snapshot
+from loadgen.replay.progress import Decision, InstanceRow, Snapshot
 from loadgen.stack.stack import Stack
 
 SHOWN_DECISIONS = 5  # so that all fits into 24 lines of a terminal

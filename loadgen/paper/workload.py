@@ -19,7 +19,7 @@ from loadgen.results.intervals import Interval, mean_ci
 from loadgen.simulation.scenario import Scenario
 from loadgen.simulation.sweeps.workers import Failed, spread
 from loadgen.study.findings import Study
-from loadgen.study.study import study
+from loadgen.study.measures import study
 
 FILE = "studies.json"
 DENSITY = 43.0  # requests a minute and instance, trace 1

@@ -12,7 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from loadgen.replay.board import Snapshot
+from loadgen.replay.progress import Snapshot
 
 LINE_EVERY = 5.0  # seconds between two plain lines
 

@@ -17,9 +17,9 @@ import uvloop
 from rich.console import Console
 
 from loadgen.replay.answers import plain
-from loadgen.replay.board import Board, Snapshot
 from loadgen.replay.chat_request import connect, read_whole
 from loadgen.replay.live import TerminalView
+from loadgen.replay.progress import Progress, Snapshot
 from loadgen.replay.replay import LATE_S, PARENT_FAILED, Counts, Options, Replay
 from loadgen.replay.script import Script
 from loadgen.results.measures import Quantiles, measure, slo_of
@@ -73,7 +73,7 @@ def perform(
     """
     rows: list[Row] = []
     counts = Counts()
-    board = Board(info.label, len(trace.requests), counts, info.instances)
+    progress = Progress(info.label, len(trace.requests), counts, info.instances)
     try:
         with _no_long_collections(), RunWriter(directory, info) as writer, _shown() as show:
 
@@ -82,9 +82,9 @@ def perform(
                 writer.add(row)
 
             try:
-                uvloop.run(play(gateway, trace, script, options, on_row, board, show))
+                uvloop.run(play(gateway, trace, script, options, on_row, progress, show))
             finally:
-                show(board.snapshot())
+                show(progress.snapshot())
                 _complete(info, rows, counts, options)
     except KeyboardInterrupt:
         return Outcome(rows, counts, interrupted=True)
@@ -161,21 +161,21 @@ async def play(
     script: Script,
     options: Options,
     on_row: Callable[[Row], None],
-    board: Board | None = None,
+    progress: Progress | None = None,
     show: Callable[[Snapshot], None] = lambda _: None,
 ) -> None:
     """Replay once. `on_row` sees each row as its request ends; `show` is called now and then, in a thread, with how the
-    `board` stands. Cancelled, it leaves rows of what was in flight.
+    `progress` stands. Cancelled, it leaves rows of what was in flight.
     """
 
     def note(row: Row) -> None:
-        if board:
-            board.add(row)
+        if progress:
+            progress.add(row)
         on_row(row)
 
     async with connect(gateway.url, headers=gateway.headers, timeout_s=gateway.timeout_s) as http:
-        replay = Replay(http, trace, script, options, note, board.counts if board else None)
-        showing = asyncio.create_task(_show(board, show)) if board else None
+        replay = Replay(http, trace, script, options, note, progress.counts if progress else None)
+        showing = asyncio.create_task(_show(progress, show)) if progress else None
         try:
             await replay.run()
         finally:
@@ -184,9 +184,9 @@ async def play(
                 await asyncio.gather(showing, return_exceptions=True)
 
 
-async def _show(board: Board, show: Callable[[Snapshot], None]) -> None:
+async def _show(progress: Progress, show: Callable[[Snapshot], None]) -> None:
     while True:
-        await asyncio.to_thread(show, board.snapshot())
+        await asyncio.to_thread(show, progress.snapshot())
         await asyncio.sleep(REFRESH_S)
 
 

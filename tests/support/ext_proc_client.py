@@ -15,9 +15,9 @@ from google.protobuf import json_format
 from extproc.app.options import MAX_STREAMS
 from extproc.base.model import Instance
 from extproc.index.memory import MemoryIndex
-from extproc.processor.access import Access
 from extproc.processor.prefiller import Prefiller
 from extproc.processor.server import OPTIONS, Processor, options
+from extproc.processor.shared_token import Access
 from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads

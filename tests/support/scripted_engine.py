@@ -19,10 +19,10 @@ from extproc.base import blocks
 from extproc.base.facts import Fact
 from extproc.base.model import Instance
 from extproc.index import Index
-from extproc.kv_events import line
+from extproc.kv_events import subscription
 from extproc.kv_events.engines import frames, vllm
-from extproc.kv_events.line import Line, Setup
 from extproc.kv_events.mirror import Mirror, Vocabulary
+from extproc.kv_events.subscription import Line, Setup, Subscription
 
 BIG = (-1).to_bytes(8, "big", signed=True)
 
@@ -124,7 +124,7 @@ def followed(
         wall_clock=now,
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(line, "Sockets", lambda *_: engine)
-        one = Line(instance, setup)
+        patched.setattr(subscription, "Sockets", lambda *_: engine)
+        one = Subscription(instance, setup)
     yield Followed(engine, one)
     one.remove_metrics()

@@ -10,10 +10,10 @@ from extproc.base.model import Instance, Role, Source
 from extproc.prompts.renderer import PromptRenderer
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.ejections import Ejections
+from extproc.routing.pools.few_shot import FewShot
 from extproc.routing.pools.mismatch import Agreement
-from extproc.routing.pools.preambles import Preambles
 from extproc.routing.pools.speculation import Speculation
-from extproc.routing.pools.turns import Turns
+from extproc.routing.pools.ties import Ties
 
 
 @dataclass(slots=True)
@@ -22,13 +22,13 @@ class Pool:
 
     name: str
     renderer: PromptRenderer
-    models: frozenset[str] = frozenset()  # all names of the base model; empty: see routing/adapters.py
+    models: frozenset[str] = frozenset()  # all names of the base model; empty: see routing/lora.py
     block_bytes: int = blocks.DEFAULT_SIZE
     source: Source = Source.EVENTS
     instances: Sequence[Instance] = ()
     cursor: int = 0  # the place after the instance that was chosen last: for round robin
-    turns: Turns = field(default_factory=Turns)
-    preambles: Preambles = field(default_factory=Preambles)
+    ties: Ties = field(default_factory=Ties)
+    few_shot: FewShot = field(default_factory=FewShot)
     speculation: Speculation = field(default_factory=Speculation)
     followed: set[str] = field(default_factory=set)  # kinds of media that events were seen to go past
     agreement: Agreement = field(default_factory=Agreement)

@@ -9,7 +9,7 @@ import pytest
 
 from extproc import config
 from extproc.app import workers
-from extproc.app.errand import Role
+from extproc.app.child_job import Role
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
 from tests.support.paths import ROOT
@@ -32,8 +32,8 @@ OPTIONS = Options(
 
 def test_workers_are_told_all_that_concerns_a_stream() -> None:
     """A worker that served plaintext beside one that serves TLS would fail every second request."""
-    one, other, follower = workers.errands(SETTINGS, OPTIONS)
-    assert [errand.role for errand in (one, other, follower)] == [Role.SERVE, Role.SERVE, Role.FOLLOW]
+    one, other, follower = workers.jobs(SETTINGS, OPTIONS)
+    assert [job.role for job in (one, other, follower)] == [Role.SERVE, Role.SERVE, Role.FOLLOW]
     listens, health = Address("127.0.0.1", 9022), Address("127.0.0.1", 9023)
     metrics = Address("127.0.0.1", 9110)
     expected = replace(OPTIONS, listen=listens, health=health, metrics=metrics, workers=1, follow=False)
@@ -42,16 +42,16 @@ def test_workers_are_told_all_that_concerns_a_stream() -> None:
 
 def test_everyone_gets_the_settings_that_were_checked() -> None:
     """And each follower keeps its name for as long as this `serve` lives, so that it takes its own leases over."""
-    *_, follower = workers.errands(SETTINGS, OPTIONS)
-    assert all(errand.settings is SETTINGS for errand in workers.errands(SETTINGS, OPTIONS))
+    *_, follower = workers.jobs(SETTINGS, OPTIONS)
+    assert all(job.settings is SETTINGS for job in workers.jobs(SETTINGS, OPTIONS))
     assert follower.options.replica
     assert follower.options.metrics == Address("127.0.0.1", 9120)
 
 
 def test_children_are_only_those_that_are_needed() -> None:
     """An index of one process is fed by that process; `--no-follow` leaves it to others."""
-    assert workers.errands(SETTINGS, replace(OPTIONS, index="memory://", workers=1)) == []
-    assert len(workers.errands(SETTINGS, replace(OPTIONS, follow=False))) == 2
+    assert workers.jobs(SETTINGS, replace(OPTIONS, index="memory://", workers=1)) == []
+    assert len(workers.jobs(SETTINGS, replace(OPTIONS, follow=False))) == 2
 
 
 async def test_ports_that_meet_are_refused() -> None:

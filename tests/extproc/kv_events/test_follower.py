@@ -12,7 +12,7 @@ from extproc.base import blocks, metrics
 from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.base.model import Instance, Knowledge
 from extproc.kv_events import follower as following
-from extproc.kv_events import line
+from extproc.kv_events import subscription
 from extproc.kv_events.follower import Follower
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from tests.support import kv_recordings
@@ -73,7 +73,7 @@ async def test_following_follows_the_list(
     follower: Follower, index: FailingIndex, publishers: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Who leaves is forgotten in the index even if that is away; who is handed over is not; who returns begins anew."""
-    monkeypatch.setattr(line, "INDEX_RETRY", 0.05)
+    monkeypatch.setattr(subscription, "INDEX_RETRY", 0.05)
     monkeypatch.setattr(following, "INDEX_RETRY", 0.05)
     one, two, three = publishers(), publishers(), publishers()
     for publisher in (one, two, three):

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from extproc.base.model import Instance, Knowledge
-from extproc.kv_events import line
+from extproc.kv_events import subscription
 from extproc.kv_events.follower import Follower
 from tests.support.following import (
     NAME,
@@ -65,7 +65,7 @@ async def test_an_address_that_cannot_be_used_is_said_once(
     follower: Follower, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The instance stays unknown; the others are not concerned."""
-    monkeypatch.setattr(line, "RESTART", 0.01)
+    monkeypatch.setattr(subscription, "RESTART", 0.01)
     follower.follow([Instance(NAME, kv_events="nonsense://")])
     await asyncio.sleep(0.2)
     assert where(follower) == (Knowledge.UNKNOWN, -1)

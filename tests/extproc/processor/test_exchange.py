@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from extproc.base.errors import NoInstance
 from extproc.base.model import Gateway, Reason
+from extproc.processor.body_budget import BodyBudget
 from extproc.processor.exchange import CHUNK, Exchange, ProtocolViolation, State
 from extproc.processor.messages import (
     BodyMode,
@@ -35,7 +36,6 @@ from extproc.processor.messages import (
     ResponseTrailers,
     Streamed,
 )
-from extproc.processor.room import Room
 
 HEADERS = {":path": "/v1/chat/completions", ":method": "POST"}
 ROUTING = Mutation(set_headers={"x": "1"}, metadata={"envoy.lb": {"x": "1"}})
@@ -397,14 +397,14 @@ def test_full_duplex_neither_loses_nor_adds_a_byte(mode: BodyMode, pieces: list[
 def test_streams_share_the_room_for_their_bodies() -> None:
     """What one stream collects another cannot; what is too much streams through, and all of it is given back: once the
     decision is made, and where a stream ends before it."""
-    room = Room(100)
+    budget = BodyBudget(100)
     duplex = opening(BodyMode.FULL_DUPLEX_STREAMED)
-    stalled, refused = Exchange(room=room), Exchange(room=room)
+    stalled, refused = Exchange(budget=budget), Exchange(budget=budget)
     assert play(stalled, duplex, RequestBody(b"x" * 80, False)) == []
     answers = play(refused, duplex, RequestBody(b"y" * 30, False), RequestBody(b"z", True))
     assert Decide(HEADERS, None, Reason.BODY_TOO_LARGE) in answers
     assert [one.data for one in answers if isinstance(one, Streamed)] == [b"y" * 30, b"z"]
-    assert not room.take(21)
+    assert not budget.take(21)
     stalled.close()
-    assert Decide(HEADERS, b"w" * 100) in play(Exchange(room=room), duplex, RequestBody(b"w" * 100, True))
-    assert room.take(100)
+    assert Decide(HEADERS, b"w" * 100) in play(Exchange(budget=budget), duplex, RequestBody(b"w" * 100, True))
+    assert budget.take(100)

@@ -18,7 +18,7 @@ from extproc.index.memory import MemoryIndex
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.pools.turns import Kind
+from extproc.routing.pools.ties import Kind
 from extproc.routing.query import Ask, read
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
@@ -172,7 +172,7 @@ async def test_an_empty_pool_is_the_only_error() -> None:
 
 
 async def test_a_salt_has_a_cache_of_its_own() -> None:
-    """It separates the chain, as an adapter does (test_adapters.py)."""
+    """It separates the chain, as an adapter does (test_lora.py)."""
     setup = Setup()
     assert setup.chain(chat(says("user", "fix it"), cache_salt="tenant")) != setup.chain(FIRST)
 
@@ -254,7 +254,7 @@ async def test_what_is_no_first_turn_moves_no_first_turns_place() -> None:
     names = [instance.name for instance in setup.pool.instances]
 
     def account() -> Sequence[float]:
-        return list(setup.pool.turns.shares(Kind.FIRST, names))
+        return list(setup.pool.ties.shares(Kind.FIRST, names))
 
     (await setup.pick(FIRST)).ticket.release()
     before = account()

@@ -6,8 +6,8 @@ import io
 
 from rich.console import Console
 
-from loadgen.replay.board import Decision, InstanceRow, Snapshot
 from loadgen.replay.live import PlainView, draw
+from loadgen.replay.progress import Decision, InstanceRow, Snapshot
 
 DECISION = Decision("engine-0", "first_turn", 12, 1_234_567, 2_345_678, 12.3)
 SNAPSHOT = Snapshot(

@@ -15,7 +15,7 @@ from loadgen.json_types import Json
 from loadgen.replay.script import carried_on
 from loadgen.replay.tools import Tools
 from loadgen.replay.words import Words
-from loadgen.study.study import study
+from loadgen.study.measures import study
 from loadgen.workloads.arrivals import arrange
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.synthetic import generate, generate_whole

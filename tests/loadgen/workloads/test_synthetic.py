@@ -9,7 +9,7 @@ from statistics import fmean
 import pytest
 
 from loadgen.study.findings import Study
-from loadgen.study.study import study
+from loadgen.study.measures import study
 from loadgen.workloads.profiles import PROFILES, Spread, lognormal, mean_requests, mean_whole
 from loadgen.workloads.synthetic import generate, generate_whole
 from loadgen.workloads.trace import Trace, Trigger, common, cut, length, names
