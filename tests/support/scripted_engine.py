@@ -22,7 +22,7 @@ from extproc.index import Index
 from extproc.kv_events import subscription
 from extproc.kv_events.engines import frames, vllm
 from extproc.kv_events.mirror import Mirror, Vocabulary
-from extproc.kv_events.subscription import Line, Setup, Subscription
+from extproc.kv_events.subscription import Setup, Subscription
 
 BIG = (-1).to_bytes(8, "big", signed=True)
 
@@ -90,7 +90,7 @@ class ScriptedEngine:
 class Followed:
     """One engine, and the line that follows it."""
 
-    def __init__(self, engine: ScriptedEngine, one: Line) -> None:
+    def __init__(self, engine: ScriptedEngine, one: Subscription) -> None:
         self.engine = engine
         self.line = one
 
