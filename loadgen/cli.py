@@ -10,6 +10,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from importlib import import_module
+from keyword import iskeyword
 from types import FrameType
 
 from loadgen.command_error import CommandError
@@ -17,6 +18,7 @@ from loadgen.commands import INTERRUPTED
 
 COMMANDS = {
     "study": "what a recorded or generated workload reuses, and how evenly it could be spread",
+    "import": "a workload out of your own logs: Envoy's, vLLM's, or request bodies",
     "generate": "synthetic agent sessions by a seed, or recorded ones at another rate; with text for live replay",
     "demo": "agent sessions through a real Envoy: SMetric against round robin",
     "simulate": "a cluster on a virtual clock, with the product's own router",
@@ -40,7 +42,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name, text in COMMANDS.items():
         command = commands.add_parser(name, help=text, formatter_class=argparse.RawDescriptionHelpFormatter)
         if name in arguments[:1]:
-            module = import_module(f"loadgen.commands.{name}")
+            module = import_module(f"loadgen.commands.{name}{'_' * iskeyword(name)}")
             command.description = module.DESCRIPTION
             module.add_arguments(command)
             command.set_defaults(run=module.run)

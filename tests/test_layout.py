@@ -99,7 +99,11 @@ ELSEWHERE: Final = {
     "tests/extproc/prompts/test_recorded_apis.py (a case is a request)": ["extproc/requests/*.py"],
     "tests/extproc/routing/policies (the laws and worked numbers)": ["extproc/routing/policies/*.py"],
     "tests/extproc/routing/pools/test_speculation.py (a fact is what it hears)": ["extproc/base/facts.py"],
-    "tests/loadgen/demo/test_demo.py (the demo as a process)": ["loadgen/demo/watch.py"],
+    "tests/loadgen/demo/test_demo.py (the demo as a process)": [
+        "loadgen/demo/kept.py",
+        "loadgen/demo/watch.py",
+        "loadgen/engine/request_log.py",
+    ],
     "tests/loadgen/engine/test_process.py (over HTTP and ZMQ)": [
         "loadgen/engine/clock.py",
         "loadgen/engine/completion.py",
@@ -140,6 +144,10 @@ ELSEWHERE: Final = {
     "tests/loadgen/workloads/test_synthetic.py (profiles are drawn)": [
         "loadgen/workloads/profiles.py",
         "loadgen/workloads/scaling.py",
+    ],
+    "tests/loadgen/workloads/imports (every source)": [
+        "loadgen/workloads/imports/keys.py",
+        "loadgen/workloads/imports/sessions.py",
     ],
     "tests/loadgen/workloads/traces/test_traces.py (a case is a file of a format)": ["loadgen/workloads/traces/*.py"],
 }

@@ -7,16 +7,30 @@ the metadata steers, because a client can send the header too; it is overwritten
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Final
+
 from extproc.base.headers import DESTINATION, EXPLANATION, NAMESPACE, POOL, PREFILLER, RANK
 from extproc.base.model import Choice, Reason
 from extproc.processor.messages import Mutation
 
+_NONE: Final[Mapping[str, str | float]] = MappingProxyType({})
 
-def to(choice: Choice, decision_ms: float, *, sidecar: bool = True, pool: str | None = None) -> Mutation:
+
+def to(
+    choice: Choice,
+    decision_ms: float,
+    *,
+    sidecar: bool = True,
+    pool: str | None = None,
+    digests: Mapping[str, str | float] = _NONE,
+) -> Mutation:
     """Send the request to the choice; `decision_ms` is how long the decision took.
 
     `sidecar`: one in front of the destination is to have the prompt prefilled, where the choice says who does that.
     `pool`: the chosen one of several; Envoy then chooses the route again, which leads to that cluster.
+    `digests`: of the prompt, for the access log (`routing/digests.py`).
     """
     destinations = ",".join(dict.fromkeys(instance.address for instance in (choice.instance, *choice.fallbacks)))
     headers = {DESTINATION: destinations}
@@ -32,6 +46,7 @@ def to(choice: Choice, decision_ms: float, *, sidecar: bool = True, pool: str | 
         "load": choice.load,
         "mean_load": round(choice.mean_load, 3),
         "decision_ms": round(decision_ms, 3),
+        **digests,
     }
     if choice.prefill is not None:
         explanation["prefill_instance"] = choice.prefill.name

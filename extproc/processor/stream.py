@@ -24,6 +24,7 @@ from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
 from extproc.processor.routes import Metadata
 from extproc.processor.shared_token import Access
 from extproc.requests.responses import IdReader
+from extproc.routing import digests
 from extproc.routing.disaggregation.bodies import decode_body
 from extproc.routing.disaggregation.halves import budget_ms
 from extproc.routing.pools.admission import Subset
@@ -174,7 +175,8 @@ class Stream:
         route = self._route()
         sidecar = route.disaggregation is Disaggregation.SIDECAR
         chosen = pool.name if len(route.clusters) > 1 else None
-        mutation = destination.to(routed.choice, self._decision_s * 1000, sidecar=sidecar, pool=chosen)
+        told = digests.told(routed.query, pool.block_bytes)
+        mutation = destination.to(routed.choice, self._decision_s * 1000, sidecar=sidecar, pool=chosen, digests=told)
         outputs = self.exchange.decided(mutation, body)
         for name in self.exchange.left_out:
             metrics.HEADERS_LEFT_OUT.labels(pool.name, name).inc()

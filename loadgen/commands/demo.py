@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from importlib import import_module
+from pathlib import Path
 
 from extproc.routing.policies import registry
 from loadgen.command_error import CommandError
@@ -24,6 +25,7 @@ examples:
 
   make run                                            SMetric, then round robin
   make run ARGS="--policy smetric,least-loaded --sessions 36"
+  make run ARGS="--keep out/demo"                     also keep its logs, for `loadgen import`
   make run ARGS=--serve                               only start everything, for curl
 """
 
@@ -41,6 +43,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="smetric,round-robin",
         metavar="NAME[,NAME...]",
         help=f"policies to run, in this order (%(default)s), of {', '.join(registry.names())}",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="keep there what each policy's run logged: Envoy's access log, the engines' logs, the requests' bodies",
     )
     parser.add_argument("--serve", action="store_true", help="start everything with the first policy and keep it up")
     parser.add_argument("--port", type=_port, metavar="N", help="where Envoy listens (10000 with --serve, else free)")

@@ -44,6 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     default = EngineOptions()
     http = parser.add_argument_group("HTTP")
     http.add_argument("--host", default=default.host, help="where to listen; 0.0.0.0 in a container (%(default)s)")
+    http.add_argument(
+        "--enable-log-requests",
+        action="store_true",
+        help="log what is asked and answered as vLLM does at level DEBUG: texts and token ids",
+    )
     http.add_argument("--port", type=int, default=default.port, help="0 picks a free one (%(default)s)")
     model = parser.add_argument_group("model")
     model.add_argument(
@@ -127,6 +132,7 @@ def run(args: argparse.Namespace) -> int:
         kv_events=Addresses(args.kv_events, args.kv_replay, args.kv_topic) if args.kv_events else None,
         event_format=Format(args.event_format),
         bytes_hashes=args.bytes_hashes,
+        log_requests=args.enable_log_requests,
     )
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:

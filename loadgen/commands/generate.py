@@ -97,7 +97,7 @@ def run(args: argparse.Namespace) -> int:
         _write(trace, args.out)
     else:
         words = _words(trace, args.model_dir)
-        with _begun(args.text) as file:  # first, for a workload is not to be left behind without its text
+        with begun(args.text) as file:  # first, for a workload is not to be left behind without its text
             _write(trace, args.out)
             _say(trace, words, file)
     sys.stdout.write(summary(trace, args.out, dropped))
@@ -170,7 +170,7 @@ def _words(trace: Trace, model_dir: Path) -> Words:
 
 
 def _write(trace: Trace, path: Path) -> None:
-    with _begun(path) as file:
+    with begun(path) as file:
         superset.write(trace, file)
 
 
@@ -189,7 +189,7 @@ def _say(trace: Trace, words: Words, file: IO[bytes]) -> None:
 
 
 @contextmanager
-def _begun(path: Path) -> Iterator[IO[bytes]]:
+def begun(path: Path) -> Iterator[IO[bytes]]:
     """A file to write, packed or not. Raises CommandError that names it, which the error of a full disk does not."""
     try:
         with cast("IO[bytes]", gzip.open(path, "wb")) if path.suffix == ".gz" else path.open("wb") as file:

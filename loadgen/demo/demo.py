@@ -13,6 +13,7 @@ from itertools import count
 from rich.console import Console
 
 from loadgen.demo.comparison import comparison
+from loadgen.demo.kept import Kept
 from loadgen.demo.watch import Watch
 from loadgen.demo.words import starting
 from loadgen.engine.options import MODEL_DIR
@@ -45,14 +46,21 @@ def compare(args: argparse.Namespace, policies: Sequence[str]) -> int:
     for policy in policies:
         if runs:
             console.print(starting(args.engines), highlight=False)
-        with Stack(args.engines, policy={"policy": policy}, port=args.port) as stack:
-            runs.append(_under(policy, stack, trace, args, console))
+        kept = None if args.keep is None else Kept(args.keep / policy)
+        options = () if kept is None else ("--enable-log-requests",)
+        directory = None if kept is None else kept.directory
+        with Stack(
+            args.engines, policy={"policy": policy}, port=args.port, engine_options=options, directory=directory
+        ) as stack:
+            runs.append(_under(policy, stack, trace, args, console, kept))
+        if kept is not None:
+            console.print(f"{policy}: kept in {kept.directory}", highlight=False)
     console.print(comparison(runs))
     return 1 if any(row.error for _, rows in runs for row in rows) else 0
 
 
 def _under(
-    policy: str, stack: Stack, trace: Trace, args: argparse.Namespace, console: Console
+    policy: str, stack: Stack, trace: Trace, args: argparse.Namespace, console: Console, kept: Kept | None
 ) -> tuple[RunInfo, list[Row]]:
     """Run the sessions, all at a time, and show them meanwhile."""
     instances = [engine.address for engine in stack.engines]
@@ -67,7 +75,7 @@ def _under(
         async with asyncio.timeout(LIMIT_S):
             gateway = Gateway(url=stack.url, headers={}, timeout_s=300.0)
             script = Words(trace, MODEL_DIR)
-            options = Options(closed=args.sessions)
+            options = Options(closed=args.sessions, keep=None if kept is None else kept.body)
             await play(gateway, trace, script, options, on_row, progress, show)
 
     watch = Watch(stack)

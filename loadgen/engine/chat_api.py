@@ -133,6 +133,10 @@ class ChatApi:
         """
         return self._prompt(body)[0]
 
+    def text(self, completion: Completion) -> str:
+        """The prompt of a completion, as its tokens read."""
+        return self._tokens.decode(completion.request.tokens[: completion.request.prompt].tolist())
+
     def _prompt(self, body: Mapping[str, Json]) -> tuple[array[int], list[Span]]:
         """The prompt, and where its images stand."""
         if "chat_template" in body:

@@ -12,11 +12,13 @@ import logging
 import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from datetime import UTC, datetime
 
 import msgspec
 from aiohttp import web
 from prometheus_client import generate_latest
 
+from loadgen.engine import request_log
 from loadgen.engine.api_parts import Api, Event, Stream
 from loadgen.engine.apis import APIS, CHAT, MESSAGES, RESPONSES, read
 from loadgen.engine.chat_api import ChatApi, parse
@@ -38,12 +40,20 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class Server:
     """The HTTP handlers of one engine."""
 
-    def __init__(self, api: ChatApi, engine: Engine, instance: TransferInstance) -> None:
+    def __init__(
+        self,
+        api: ChatApi,
+        engine: Engine,
+        instance: TransferInstance,
+        tell: Callable[[str], object] | None = None,
+    ) -> None:
+        """`tell` takes the lines of a log of requests, where one is wanted."""
         self._api = api
         self._engine = engine
         self._metrics = EngineMetrics(instance, api.served.models[0])
         self._transfers = Transfers(instance, self._metrics.registry)
         self._stored = StoredResponses()
+        self._tell = tell
         self._started = int(time.time())
 
     def app(self) -> web.Application:
@@ -75,11 +85,16 @@ class Server:
         # In a thread: tokenising a long prompt must not hold up everybody's tokens.
         completion = await asyncio.to_thread(self._api.start, chat, id=identity, created=int(time.time()))
         requests = [sample.request for sample in completion.samples]
+        if self._tell:
+            for line in request_log.received(completion, self._api.text(completion), datetime.now(UTC)):
+                self._tell(line)
 
         def ended() -> None:
             """Before the client hears of it: it may go on at once from a response that is stored."""
             if api.stores and body.get("store") is not False:
                 self._stored.keep(completion, chat, api.answer(completion, body))
+            if self._tell:
+                self._tell(request_log.generated(completion, datetime.now(UTC)))
             for sample in completion.samples:
                 self._metrics.finished("length" if sample.reply.finish == "length" else "stop")
 

@@ -32,6 +32,7 @@ class EngineOptions:
     kv_events: Addresses | None = None
     event_format: Format = Format.MAPS
     bytes_hashes: bool = False
+    log_requests: bool = False
 
     def served(self) -> Served:
         """What to serve.

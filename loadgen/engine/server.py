@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from collections.abc import Callable, Sequence
 
 from aiohttp import web
@@ -46,7 +47,7 @@ async def serve(options: EngineOptions, ready: Callable[[str], None] = lambda ur
         steps = asyncio.create_task(engine.run())
         stack.callback(steps.cancel)
         runner = web.AppRunner(
-            Server(api, engine, instance).app(),
+            Server(api, engine, instance, sys.stderr.write if options.log_requests else None).app(),
             access_log=None,
             handler_cancellation=True,  # a client that hangs up frees its request
             auto_decompress=False,  # vLLM takes no compressed bodies

@@ -45,6 +45,7 @@ class Options:
     model: str | None = None
     prefix: str = ""  # of the API's path
     instance_header: str = ENGINE_HEADER
+    keep: Callable[[bytes], object] | None = None  # sees the body of each request as it is sent
     tag: str | None = None  # if given, `?request=TAG/ID` is added to the path, for access logs
 
 
@@ -179,6 +180,8 @@ class Replay:
         counts.in_flight += 1
         counts.late += exchange.sent_s - self._began - due_s > LATE_S
         exchange.error = UNFINISHED
+        if options.keep:
+            options.keep(body)
         try:
             path = f"{options.prefix}{CHAT}{query}"
             await exchange.send(

@@ -16,7 +16,9 @@ from pathlib import Path
 
 import pytest
 
+from loadgen.demo.kept import BODIES
 from loadgen.stack.processes import free_port, listens
+from loadgen.workloads.traces import load
 from tests.support.paths import ROOT
 
 SMALL = ["--sessions", "4", "--turns", "2", "--engines", "2"]
@@ -96,6 +98,26 @@ def test_it_ends_with_a_comparison(demo: Demo) -> None:
     assert re.search(r"first turns per instance\W+2 2\W+2 2", table)
     for row in ("prompt tokens found in the cache", "busiest / mean", "TTFT p50", "TTFT p90"):
         assert row in table
+
+
+def test_what_it_keeps_becomes_workloads(demo: Demo, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """With --keep, Envoy's log, the bodies and the engines' logs each become the sessions that ran, by one command."""
+    kept = tmp_path_factory.mktemp("kept")
+    demo.start(*SMALL, "--policy", "smetric", "--keep", str(kept / "logs"))
+    assert demo.wait() == 0
+    logs = kept / "logs" / "smetric"
+    for kind, source in (("access-log", "access.log"), ("bodies", BODIES), ("vllm-log", "")):
+        done = subprocess.run(
+            [sys.executable, "-m", "loadgen", "import", kind, str(logs / source), "-o", str(kept / f"{kind}.jsonl")],
+            cwd=ROOT,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        assert "4 requests go on from another" in done.stdout
+        trace = load(kept / f"{kind}.jsonl")
+        assert [request.turn for request in trace.requests].count(1) == 4
+        assert len({request.session for request in trace.requests}) == 4
 
 
 def test_an_end_in_the_middle_cleans_up(demo: Demo) -> None:
