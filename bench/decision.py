@@ -88,7 +88,7 @@ async def requests(target: str, payload: bytes, count: int) -> list[float]:
     sequence, seconds = messages(payload), []
     metadata = (("x-smetric-cluster", "engines"),)
     async with grpc.aio.insecure_channel(target, options=[("grpc.max_send_message_length", -1)]) as channel:
-        call = channel.stream_stream(METHOD)
+        call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
         for _ in range(count):
             stream = call(metadata=metadata)
             await stream.write(sequence[0])

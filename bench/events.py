@@ -97,8 +97,9 @@ async def pipeline(wanted: int) -> str:
     before, busy = resident(), 0.0
     for _, payload in payloads(wanted):
         started = time.process_time()
-        for event in filter(None, vllm.decode(payload).events):
-            mirror.apply(event)
+        for event in vllm.decode(payload).events:
+            if event is not None:
+                mirror.apply(event)
         while mirror.settle():
             pass
         delta = mirror.drain()

@@ -33,7 +33,7 @@ import yaml
 import zmq
 from redis import Redis
 
-from bench.soak import Tally, sessions_at
+from bench.soak import Tally, agents, workload
 from loadgen.stack.parts import get
 from loadgen.stack.stack import Stack
 
@@ -45,6 +45,7 @@ from tests.support.routers import all_followed, directly, follower_of, hit  # no
 
 ENGINES = 4
 ENGINE_OPTIONS = ("--time-scale", "0.3")
+LONGEST_MIN = 15.0  # minutes of load that are drawn
 AROUND_S = 10.0  # of steady load before and after
 KILLS = 5
 FLOOD_BATCH, FLOOD_CYCLE = 64, 500  # blocks a batch, batches until the cache is cleared
@@ -55,7 +56,7 @@ FLOOD_BLOCKS = 500_000  # a second: five times what one core follows
 async def steady(stack: Stack, rate: float) -> AsyncIterator[Tally]:
     """Sessions within the block."""
     tally = Tally()
-    load = asyncio.create_task(sessions_at(stack, rate, tally))
+    load = asyncio.create_task(agents(stack, workload(LONGEST_MIN, rate), tally))
     try:
         yield tally
     finally:

@@ -179,12 +179,12 @@ def main() -> None:
     chat_ms = 0.0
     for name, (path, sent) in by_api(body, rendered.decode()).items():
         request = apis.parse(path, sent)
-        prompt = renderer.render(request).data
-        assert rendered.startswith(prompt), name
+        data = renderer.render(request).data
+        assert rendered.startswith(data), name
         times = (
             best(partial(apis.parse, path, sent)),
             best(partial(renderer.render, request)),
-            best(partial(blocks.extend, prompt, root)),
+            best(partial(blocks.extend, data, root)),
         )
         chat_ms = chat_ms or sum(times)
         row = "".join(f"{each:8.2f}" for each in (*times, sum(times)))

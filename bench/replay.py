@@ -184,7 +184,7 @@ def report(streams: int, rows: list[Row], cpu: float, wall: float) -> str:
     share = sum(one > 0.05 for one in late) / len(late)
     p99 = late[int(0.99 * (len(late) - 1))]
     return (
-        f"{streams:>8} {mean:>7.0f} {most:>5} {len(rows):>8} {tokens / rows[-1].end_s:>9.0f} {share:>9.2%} "
+        f"{streams:>8} {mean:>7.0f} {most:>5} {len(rows):>8} {tokens / (rows[-1].end_s or wall):>9.0f} {share:>9.2%} "
         f"{p99 * 1000:>7.1f} ms {late[-1] * 1000:>7.1f} ms {cpu / wall:>6.0%}"
     )
 

@@ -61,7 +61,7 @@ def _round(redis: str) -> Sequence[tuple[str, float]]:
     settings = _local(config.load(SHIPPED))
     options = Options(ANYWHERE, ANYWHERE, ANYWHERE, redis, workers=1, drain_timeout_s=0.0, follow=False)
     child = (python, "-m", "extproc.app.child")
-    serve = (python, "-m", "extproc", "serve", "--envoy-yaml", str(SHIPPED), "--listen", str(ANYWHERE))
+    serve: tuple[str, ...] = (python, "-m", "extproc", "serve", "--envoy-yaml", str(SHIPPED), "--listen", str(ANYWHERE))
     serve = (*serve, "--health", str(ANYWHERE), "--metrics", str(ANYWHERE), "--index", redis, "--no-follow")
     return (
         ("the libraries", _cpu((python, "-c", LIBRARIES))),

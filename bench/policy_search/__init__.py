@@ -18,8 +18,8 @@ import extproc.routing.policies
 from loadgen.workloads.profiles import PAPER_TRACE_1, PROFILES
 
 _CANDIDATES = str(Path(__file__).parent / "candidates")
-if _CANDIDATES not in extproc.policies.__path__:
-    extproc.policies.__path__.append(_CANDIDATES)
+if _CANDIDATES not in extproc.routing.policies.__path__:
+    extproc.routing.policies.__path__.append(_CANDIDATES)
 
 # The same sessions without their forks; with prompts of their own; all with the longest of the shared prompts.
 for _name, _change in (
