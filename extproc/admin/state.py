@@ -5,7 +5,7 @@ The gauges say the same as the page, because one reading feeds both. Refuses to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from extproc.base import metrics
@@ -29,11 +29,13 @@ class StatePage:
         self._loads = loads
         self._following = following
         self.streams: Callable[[], int] = lambda: 0  # open ones
+        self.redis: Callable[[float], Sequence[Mapping[str, Any]]] | None = None  # how this process stands with each
 
     async def read(self, *, now: float) -> Mapping[str, Any]:
         """The page; brings the gauges up to date with it."""
         pools = {name: await self._pool(pool, now) for name, pool in self._pools.items()}
-        return {"pools": pools, "streams": self.streams()}
+        page = {"pools": pools, "streams": self.streams()}
+        return page if self.redis is None else page | {"redis": self.redis(now)}
 
     async def _pool(self, pool: Pool, now: float) -> Mapping[str, Any]:
         sizes, reports = await self._indexed(pool.name)

@@ -23,6 +23,7 @@ from extproc.base.errors import ConfigError, IndexUnavailable
 from extproc.base.facts import Fact
 from extproc.base.model import Engine, Instance, Source
 from extproc.config import Settings
+from extproc.index import trial
 from extproc.index.open import open_index
 from extproc.index.routed_writer import Recorder
 from extproc.instances.discovery import Discovery
@@ -31,6 +32,7 @@ from extproc.kv_events.follower import Follower
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools.loads import Loads
 from extproc.routing.router import Router
+from extproc.shared_state import standing
 from extproc.shared_state.fact_exchange import FactListener, FactPublisher
 from extproc.shared_state.leases import RENEW_S, Leases
 from extproc.shared_state.load_exchange import LoadExchange
@@ -74,10 +76,15 @@ class Node:
         self._explainer = Explainer(self.router, self.loads, self.pools, settings.default)
         following = {name: follower.reports for name, follower in self._followers.items()}
         self.page = StatePage(self.pools, self.index, self.loads, following)
+        if options.shared:
+            self.page.redis = standing.shown
         self._admin = Admin(self.state, self.explain if explained else None)
 
     async def start(self) -> None:
         """Find the instances, follow their events, open the admin port. Raises ConfigError where that is taken."""
+        if self._options.shared:
+            tried = trial.watch(self._options.index, self.pools.keys)
+            self._tasks.append(asyncio.create_task(tried, name="trial of Redis"))
         for name in self.pools:
             with contextlib.suppress(IndexUnavailable):
                 await self.index.reports(name)  # opens the connections, which no decision should have to wait for

@@ -155,7 +155,10 @@ PROMPT_MISMATCH = Gauge(
     registry=REGISTRY,
 )
 INDEX_ERRORS = Counter(
-    "smetric_index_errors", "Failed index calls, by call and cause.", ["call", "cause"], registry=REGISTRY
+    "smetric_index_errors",
+    "Calls to Redis that failed, by what was asked and by cause.",
+    ["call", "cause"],
+    registry=REGISTRY,
 )
 
 _LABELLED = (value for value in list(globals().values()) if isinstance(value, MetricWrapperBase))

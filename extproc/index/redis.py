@@ -57,8 +57,8 @@ class RedisIndex:
         self._client = client
         self._namespace = namespace
         self._match_budget_s = match_budget_s
-        self._reads = Link(client, SLOTS)
-        self._writes = Link(client, SLOTS)
+        self._reads = Link(client, SLOTS, namespace)
+        self._writes = Link(client, SLOTS, namespace)
         self._directories: dict[str, Directory] = defaultdict(Directory)
         self._author = Author()
         self._pools: dict[str, Writes] = {}  # those that this process writes to, and so sweeps
@@ -81,7 +81,7 @@ class RedisIndex:
         async def call(client: Client) -> Mapping[str, int]:
             return directory.read(await _MATCH.run(client, arguments))
 
-        return await self._reads.run("match", self._match_budget_s, call)
+        return await self._reads.run("match", self._match_budget_s, call, pool)
 
     async def apply(self, changes: Sequence[Change]) -> None:
         """See `Index`. Many changes in one call cost fewer round trips than many calls."""
@@ -116,7 +116,7 @@ class RedisIndex:
                 *possession,
                 _written(report),
             )
-        lost = await self._writes.run("report", CALL_BUDGET_S, lambda client: _REPORT.run(client, arguments))
+        lost = await self._writes.run("report", CALL_BUDGET_S, lambda client: _REPORT.run(client, arguments), pool)
         if lost:
             raise IndexLost(pool, frozenset(instance.decode() for instance in lost))
 
@@ -139,7 +139,7 @@ class RedisIndex:
         async def call(client: Client) -> None:
             await client.execute_command("SET", name, instance, "EX", ttl_s)
 
-        await self._writes.run("remember", REMEMBER_BUDGET_S, call)
+        await self._writes.run("remember", REMEMBER_BUDGET_S, call, pool)
 
     async def recall(self, pool: str, response: str) -> str | None:
         """See `Index`. Within a decision's budget."""
@@ -149,7 +149,7 @@ class RedisIndex:
             held: bytes | None = await client.execute_command("GET", name)
             return None if held is None else held.decode()
 
-        return await self._reads.run("recall", self._match_budget_s, call)
+        return await self._reads.run("recall", self._match_budget_s, call, pool)
 
     async def close(self) -> None:
         """See `Index`."""
@@ -172,7 +172,7 @@ class RedisIndex:
             directory.learn_adapters(_named(b"a:", state))
             return of(int(now_ms), state)
 
-        return await self._reads.run(name, CALL_BUDGET_S, call)
+        return await self._reads.run(name, CALL_BUDGET_S, call, pool)
 
     def _keys(self, pool: str) -> tuple[str, ...]:
         """The four keys of a pool. What stands in braces decides the hash slot, so all are in one."""
@@ -192,6 +192,7 @@ class RedisIndex:
                 _APPLY,
                 self._author,
                 self._keys(pool),
+                pool=pool,
                 budget_s=CALL_BUDGET_S,
                 retention_s=RETENTION_S,
             )
@@ -211,7 +212,7 @@ class RedisIndex:
         step: list[Argument] = [*self._keys(pool), self._author.name, lease_ms, retention_ms, SWEEP_FIELDS]
         more = 1
         while more:
-            more = await self._writes.run("sweep", CALL_BUDGET_S, lambda client: _SWEEP.run(client, step))
+            more = await self._writes.run("sweep", CALL_BUDGET_S, lambda client: _SWEEP.run(client, step), pool)
             await asyncio.sleep(SWEEP_PAUSE_S)
 
 

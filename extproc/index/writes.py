@@ -83,10 +83,12 @@ class Writes:
         author: Author,
         keys: Sequence[str],
         *,
+        pool: str,
         budget_s: float,
         retention_s: float,
     ) -> None:
         self._link = link
+        self._pool = pool
         self._script = script
         self._author = author
         self._keys = keys
@@ -127,7 +129,7 @@ class Writes:
                 batch.append(self._waiting.popleft())
                 size += len(batch[-1].pieces)
             try:
-                lost = await self._link.run("apply", self._budget_s, partial(self._write, batch))
+                lost = await self._link.run("apply", self._budget_s, partial(self._write, batch), self._pool)
             except IndexUnavailable as error:
                 for waiting in (*batch, *self._waiting):
                     if not waiting.lost.done():

@@ -16,13 +16,13 @@ from typing import Annotated
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from extproc.base.errors import IndexUnavailable
 from extproc.base.facts import Fact
 from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
-from extproc.shared_state.link import Link
+from extproc.shared_state.link import Link, attempt_to_hear
 from extproc.shared_state.redis_url import parse
+from extproc.shared_state.standing import Use, with_redis
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +50,7 @@ class FactPublisher:
 
     def __init__(self, client: Client, *, namespace: str) -> None:
         self._client = client
-        self._link = Link(client, 1)
+        self._link = Link(client, 1, namespace)
         self._channel = f"{namespace}:{SCHEMA}:facts"
         self._waiting: dict[tuple[str, str], Fact] = {}
         self._some = asyncio.Event()
@@ -83,7 +83,7 @@ class FactPublisher:
                 waiting, self._waiting = self._waiting, {}
                 self._some.clear()
                 with suppress(IndexUnavailable):
-                    await self._link.run("publish", CONNECT_S, partial(self._send, self._encode(_said(waiting))))
+                    await self._link.run("publish_facts", CONNECT_S, partial(self._send, self._encode(_said(waiting))))
         finally:
             await self._link.close()
             with suppress(Exception):  # the connection is given up in any case
@@ -98,6 +98,7 @@ class FactListener:
 
     def __init__(self, client: Redis, hear: Hear, *, namespace: str) -> None:
         self._client = client
+        self._standing = with_redis(client, namespace)
         self._hear = hear
         self._channel = f"{namespace}:{SCHEMA}:facts"
         self._reported = False
@@ -113,7 +114,7 @@ class FactListener:
         """Listen until cancelled; then disconnect."""
         try:
             while True:
-                with suppress(RedisError, OSError, TimeoutError):
+                with attempt_to_hear(self._standing, "hear_facts"):
                     await self._listen()
                 await asyncio.sleep(RETRY_S)
         finally:
@@ -124,9 +125,12 @@ class FactListener:
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
             async with asyncio.timeout(CONNECT_S):
                 await channel.subscribe(self._channel)
+                await channel.get_message(timeout=None)  # that it may
             asked = False
             while True:
                 message = await channel.get_message(timeout=SILENCE_S)
+                if self._standing.refused:
+                    self._standing.allows(Use("hear_facts"), asyncio.get_running_loop().time())
                 if message is None and asked:
                     return  # a connection may die without anybody being told
                 if message is None:

@@ -46,7 +46,7 @@ class Leases:
 
     def __init__(self, client: Client, replica: str, *, namespace: str) -> None:
         self._client = client
-        self._link = Link(client, 1)
+        self._link = Link(client, 1, namespace)
         self._replica = replica
         self._namespace = namespace
         self._pools: dict[str, _Held] = {}
@@ -71,7 +71,7 @@ class Leases:
         call: list[Argument] = [_key(self._namespace, pool), self._replica, int(LEASE_S * 1000), members]
         call += [len(orphans), *orphans, *sorted(asked)]
         try:
-            answer = await self._link.run("renew", LEASE_BUDGET_S, lambda client: _RENEW.run(client, call))
+            answer = await self._link.run("renew", LEASE_BUDGET_S, lambda client: _RENEW.run(client, call), pool)
         except IndexUnavailable:
             self._pools[pool] = before._replace(lapsed=True)
             return before.names & names
@@ -84,13 +84,13 @@ class Leases:
         for pool in self._pools:
             call = partial(_RELEASE.run, keys_and_arguments=[_key(self._namespace, pool), self._replica])
             with suppress(IndexUnavailable):
-                await self._link.run("release", LEASE_BUDGET_S, call)
+                await self._link.run("release", LEASE_BUDGET_S, call, pool)
         await self._link.close()
         with suppress(Exception):  # the connection is given up in any case
             await self._client.aclose()
 
 
-async def try_leases(client: Client, pool: str, *, namespace: str) -> None:
+async def try_leases(client: Client, *, pool: str, namespace: str) -> None:
     """Lease an instance of a pool that nobody has, and give it back. Raises what redis-py raises."""
     key = _key(namespace, pool)
     await _RENEW.run(client, [key, "check", int(LEASE_S * 1000), 0, 0, "check"])

@@ -1,7 +1,7 @@
 """Calls to one Redis within time budgets: they fail fast while it is away, and recover by themselves; one error.
 
-It owns the judgement whether Redis is there. It knows nothing of what is stored: `index/redis.py`, `leases.py` and
-`load_exchange.py` do.
+It owns the judgement whether Redis is there, and has `standing.py` tell it. It knows nothing of what is stored:
+`index/redis.py`, `leases.py` and `load_exchange.py` do.
 """
 
 from __future__ import annotations
@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
-from redis.exceptions import RedisError, ResponseError
+from redis.asyncio import RedisCluster
+from redis.exceptions import ClusterDownError, RedisClusterException, RedisError, ResponseError
 
 from extproc.base import metrics
 from extproc.base.errors import IndexUnavailable
-from extproc.shared_state.connections import CONNECT_S, Client, where
+from extproc.shared_state import refusals
+from extproc.shared_state.connections import CONNECT_S, Client
+from extproc.shared_state.refusals import Cause, Refusal
+from extproc.shared_state.standing import Standing, Use, with_redis
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -31,9 +35,9 @@ PATIENCE_S = 0.25
 class Link:
     """Runs calls on a client within their budgets, a few at a time; while Redis is away it refuses them at once."""
 
-    def __init__(self, client: Client, slots: int) -> None:
+    def __init__(self, client: Client, slots: int, namespace: str) -> None:
         self._client = client
-        self._where = where(client)
+        self.standing = with_redis(client, namespace)
         self._slots = asyncio.Semaphore(slots)
         self._width = slots
         self._looked = asyncio.Event()  # whether `_there` says anything
@@ -41,7 +45,7 @@ class Link:
         self._failing_since: float | None = None
         self._probe: asyncio.Task[None] | None = None
 
-    async def run(self, name: str, budget_s: float, call: Callable[[Client], Awaitable[_T]]) -> _T:
+    async def run(self, name: str, budget_s: float, call: Callable[[Client], Awaitable[_T]], pool: str = "") -> _T:
         """The result of `call`. Raises IndexUnavailable, counted under `name`, and nothing else."""
         loop = asyncio.get_running_loop()
         try:
@@ -57,17 +61,21 @@ class Link:
             metrics.INDEX_ERRORS.labels(name, "timeout").inc()
             raise IndexUnavailable(f"Redis did not answer {name} within {budget_s * 1e3:g} ms") from error
         except ResponseError as error:  # Redis is there, and refuses
-            metrics.INDEX_ERRORS.labels(name, "refused").inc()
-            raise IndexUnavailable(f"Redis refused {name}: {error}") from error
-        except (RedisError, OSError) as error:
-            self._failed(loop.time(), _why(error))
-            metrics.INDEX_ERRORS.labels(name, "connection").inc()
+            refusal = refusals.read(error) or Refusal(Cause.OTHER, str(error))
+            self.standing.refuses(Use(name, pool), refusal, loop.time())
+            metrics.INDEX_ERRORS.labels(name, refusal.cause).inc()
+            raise IndexUnavailable(f"Redis refused {name}: {refusal.words}") from error
+        except (RedisError, RedisClusterException, OSError) as error:
+            self._failed(loop.time(), _why(error), refusals.read(error))
+            metrics.INDEX_ERRORS.labels(name, _cause(error)).inc()
             raise IndexUnavailable(f"Redis could not be reached for {name}: {error}") from error
         except Exception as error:
             _log.exception("a bug in index call %s", name)
             metrics.INDEX_ERRORS.labels(name, "bug").inc()
             raise IndexUnavailable(f"{name} failed: {error}") from error
         self._failing_since = None
+        if self.standing.refused:
+            self.standing.allows(Use(name, pool), loop.time())
         return result
 
     async def close(self) -> None:
@@ -76,7 +84,7 @@ class Link:
             self._probe.cancel()
             with suppress(asyncio.CancelledError):
                 await self._probe
-        _OUTAGES.forget(self, self._where)
+        self.standing.forget(self)
 
     async def _connected(self) -> None:
         """Only the first calls wait for a connection; while Redis is known to be away, calls are refused."""
@@ -84,68 +92,64 @@ class Link:
             self._look()
             await self._looked.wait()
         if not self._there:
-            raise IndexUnavailable(f"Redis at {self._where} is away")
+            raise IndexUnavailable(f"Redis at {self.standing.where} is away")
 
-    def _failed(self, now: float, why: str) -> None:
+    def _failed(self, now: float, why: str, refusal: Refusal | None = None) -> None:
         if self._failing_since is None:
             self._failing_since = now
         if now - self._failing_since >= PATIENCE_S and self._there:
             self._there = False
-            _OUTAGES.begins(self, self._where, why)
+            self.standing.away(self, why, refusal)
             self._look()
 
     def _look(self) -> None:
         if self._probe is None or self._probe.done():
             self._probe = asyncio.get_running_loop().create_task(self._until_there())
 
+    async def _ask(self) -> Sequence[BaseException]:
+        """What says that it is not there, or of no use."""
+        pings = (self._client.execute_command("PING") for _ in range(self._width))
+        results = await asyncio.gather(*pings, return_exceptions=True)
+        errors = [one for one in results if isinstance(one, BaseException) and not _is_there(one)]
+        if not errors and isinstance(self._client, RedisCluster):
+            # Its nodes answer a PING also where too few of them are left to serve all slots.
+            info = await self._client.cluster_info(target_nodes=self._client.get_default_node())
+            if info.get("cluster_state") != "ok":
+                errors = [ClusterDownError("CLUSTERDOWN cluster_state:fail")]
+        return errors
+
     async def _until_there(self) -> None:
         """Open all connections ahead of the calls: their budgets may be shorter than a TLS handshake takes."""
         while True:
             try:
                 async with asyncio.timeout(CONNECT_S):
-                    pings = (self._client.execute_command("PING") for _ in range(self._width))
-                    results = await asyncio.gather(*pings, return_exceptions=True)
-                errors = [result for result in results if isinstance(result, BaseException)]
+                    errors = await self._ask()
             except TimeoutError:
                 errors = [TimeoutError("it does not answer")]
+            except (RedisError, RedisClusterException, OSError) as error:
+                errors = [error]
             if not errors:
                 break
-            if not self._looked.is_set():
-                _OUTAGES.begins(self, self._where, _why(errors[0]))
-                self._looked.set()
+            self.standing.away(self, _why(errors[0]), refusals.read(errors[0]))
+            self._looked.set()
             await asyncio.sleep(PROBE_S)
-        _OUTAGES.ends(self, self._where)
+        self.standing.back(self)
         self._there = True
         self._failing_since = None
         self._looked.set()
 
 
-class _Outages:
-    """Says once that a Redis is away and once that it is back, however many links of this process find out."""
-
-    def __init__(self) -> None:
-        self._away: dict[str, set[Link]] = {}
-
-    def begins(self, link: Link, where: str, why: str) -> None:
-        if where not in self._away:
-            _log.warning("Redis at %s is away (%s); deciding by load until it is back", where, why)
-        self._away.setdefault(where, set()).add(link)
-
-    def ends(self, link: Link, where: str) -> None:
-        if self.forget(link, where):
-            _log.warning("Redis at %s is back", where)
-
-    def forget(self, link: Link, where: str) -> bool:
-        """Whether it was the last one that found Redis away."""
-        away = self._away.get(where, set())
-        last = away == {link}
-        away.discard(link)
-        if last:
-            del self._away[where]
-        return last
-
-
-_OUTAGES = _Outages()
+@contextmanager
+def attempt_to_hear(standing: Standing, call: str) -> Iterator[None]:
+    """Listening has no budget and no result. What Redis refuses is told and counted; calls say that it is away."""
+    try:
+        yield
+    except ResponseError as error:
+        refusal = refusals.read(error) or Refusal(Cause.OTHER, str(error))
+        standing.refuses(Use(call), refusal, asyncio.get_running_loop().time())
+        metrics.INDEX_ERRORS.labels(call, refusal.cause).inc()
+    except (RedisError, OSError):  # a TimeoutError is an OSError
+        pass
 
 
 class _Budget:
@@ -175,6 +179,19 @@ class _Budget:
             self._timer = self._loop.call_later(0.002, self._timeout.reschedule, now)
         else:
             self._timeout.reschedule(now)
+
+
+def _is_there(error: BaseException) -> bool:
+    """Whether a server answers a PING so that lets us do all else: without the right to PING, or with a full disk."""
+    refusal = refusals.read(error)
+    return refusal is not None and (
+        refusal.cause is Cause.CANNOT_SAVE or (refusal.cause is Cause.NO_RIGHTS and "'ping'" in refusal.words)
+    )
+
+
+def _cause(error: BaseException) -> str:
+    refusal = refusals.read(error)
+    return refusal.cause if refusal else "connection"
 
 
 def _why(error: BaseException) -> str:

@@ -15,12 +15,12 @@ from typing import Annotated, Protocol
 
 import msgspec
 from redis.asyncio import Redis
-from redis.exceptions import RedisError
 
 from extproc.base.errors import IndexUnavailable
 from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
-from extproc.shared_state.link import Link
+from extproc.shared_state.link import Link, attempt_to_hear
 from extproc.shared_state.redis_url import parse
+from extproc.shared_state.standing import Use, with_redis
 
 _log = logging.getLogger(__name__)
 
@@ -82,7 +82,8 @@ class LoadExchange:
         namespace: str,
     ) -> None:
         self._client = client
-        self._link = Link(client, 1)
+        self._link = Link(client, 1, namespace)
+        self._standing = with_redis(client, namespace)
         self._channel = _channel(namespace)
         self._replica = replica
         self._loads = loads
@@ -131,7 +132,9 @@ class LoadExchange:
                 continue
             self._newcomer = False
             try:
-                await self._link.run("publish", CONNECT_S, partial(self._send, _Message(self._replica, whole, news)))
+                await self._link.run(
+                    "publish_loads", CONNECT_S, partial(self._send, _Message(self._replica, whole, news))
+                )
             except IndexUnavailable:
                 whole_due = loop.time() + RETRY_S
                 continue
@@ -145,14 +148,17 @@ class LoadExchange:
     async def _listen(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
-            with suppress(RedisError, OSError, TimeoutError):
+            with attempt_to_hear(self._standing, "hear_loads"):
                 async with self._client.pubsub(ignore_subscribe_messages=True) as channel:
                     async with asyncio.timeout(CONNECT_S):
                         await channel.subscribe(self._channel)
+                        await channel.get_message(timeout=None)  # that it may
                     heard = loop.time()
                     # We hear ourselves too: silence means that the connection is dead.
                     while loop.time() - heard < SILENCE_S:
                         message = await channel.get_message(timeout=RETRY_S)
+                        if self._standing.refused:
+                            self._standing.allows(Use("hear_loads"), loop.time())
                         if message is not None:
                             heard = loop.time()
                             self._hear(message["data"], heard)
@@ -192,12 +198,16 @@ class LoadExchange:
                 self._loads.merge(message.replica, pool, peer.counts[pool])
 
 
-async def try_exchange(client: Redis, *, namespace: str) -> None:
-    """Listen to the channel, and say nothing on another of ours. Raises what redis-py raises."""
+async def try_exchange(client: Client, *, namespace: str) -> None:
+    """Say nothing on a channel that nobody hears. Raises what redis-py raises."""
+    await client.execute_command("PUBLISH", f"{_channel(namespace)}:check", b"")
+
+
+async def try_to_hear(client: Redis, *, namespace: str) -> None:
+    """Listen to the channel for a moment. Raises what redis-py raises."""
     async with client.pubsub() as channel:
         await channel.subscribe(_channel(namespace))
         await channel.get_message(timeout=CONNECT_S)
-    await client.publish(f"{_channel(namespace)}:check", b"")
 
 
 def _channel(namespace: str) -> str:

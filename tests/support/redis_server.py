@@ -84,10 +84,10 @@ def redis_server(binary: str = WHEEL, *arguments: str) -> Iterator[RedisServer]:
 
 
 @contextmanager
-def redis_cluster(directory: Path, nodes: int = 3) -> Iterator[str]:
-    """The URL of a running Redis Cluster of so many masters; its files go to `directory`."""
+def redis_cluster(directory: Path, nodes: int = 3, servers: list[RedisServer] | None = None) -> Iterator[str]:
+    """The URL of a running Redis Cluster of so many masters, added to `servers`; its files go to `directory`."""
     with ExitStack() as stack:
-        servers = []
+        servers = [] if servers is None else servers
         for number in range(nodes):
             files = ("--dir", str(directory), "--cluster-config-file", f"{number}.conf")
             timing = ("--cluster-node-timeout", "1000")

@@ -63,6 +63,14 @@ async def test_the_page_and_the_gauges_say_the_same() -> None:
     assert f'smetric_unhealthy{{instance="{NAMES[1]}",pool="state-pool"}} 1.0' in shown
 
 
+async def test_how_we_stand_with_redis() -> None:
+    """Shown where Redis is used, and absent elsewhere."""
+    page, *_ = pools()
+    assert "redis" not in await page.read(now=0.0)
+    page.redis = lambda now: [{"redis": "h:1", "away": None, "refused": [{"last_s": now}]}]
+    assert (await page.read(now=7.0))["redis"] == [{"redis": "h:1", "away": None, "refused": [{"last_s": 7.0}]}]
+
+
 async def test_the_page_is_shown_while_the_index_is_away() -> None:
     """What is in flight is known all the same; what is cached is not, and nothing is made up."""
     page, _, loads, _ = pools(Away())

@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from extproc.cli import main
-from extproc.cli.check_live.shared_index import RIGHTS
+from extproc.shared_state.refusals import RIGHTS
 from loadgen.engine.options import MODEL_DIR
 from loadgen.stack.envoy_config import EnvoySettings, render
 from loadgen.stack.parts import Engine
@@ -162,14 +162,14 @@ def missing_model_directory(it: Deployment) -> str:
 def wrong_redis_password(it: Deployment) -> str:
     """Redis knows the user."""
     it.index("router:falsch")
-    return f"index 127.0.0.1:{it.parts.redis.port}: it refuses the password"
+    return f"index 127.0.0.1:{it.parts.redis.port}: WRONGPASS invalid username-password pair"
 
 
 def no_redis_password(it: Deployment) -> str:
     """The default user has none, and this one no access without."""
     it.parts.redis.send("CONFIG", "SET", "requirepass", "geheim")
     it.index("")
-    return f"index 127.0.0.1:{it.parts.redis.port}: it refuses the password"
+    return f"index 127.0.0.1:{it.parts.redis.port}: NOAUTH Authentication required"
 
 
 def engine_of_another_model(it: Deployment) -> str:
@@ -244,25 +244,25 @@ def unknown_name_of_redis(it: Deployment) -> str:
 def redis_without_evalsha(it: Deployment) -> str:
     """The scripts themselves are forbidden."""
     it.index("narrow:geheim")
-    return f"index 127.0.0.1:{it.parts.redis.port}: this user lacks rights"
+    return f"index 127.0.0.1:{it.parts.redis.port}: NOPERM this user has no permissions to run the 'evalsha' command"
 
 
 def redis_without_hset(it: Deployment) -> str:
     """A command within the scripts is forbidden."""
     it.index("reader:geheim")
-    return f"index 127.0.0.1:{it.parts.redis.port}: this user lacks rights"
+    return f"index 127.0.0.1:{it.parts.redis.port}: The user executing the script can't run this command"
 
 
 def redis_without_channels(it: Deployment) -> str:
     """Routers would not hear of each other's loads, though the index works."""
     it.index("deaf:geheim")
-    return "(asked to exchange loads)"
+    return "(asked to tell loads, hear loads)"
 
 
 def redis_replica(it: Deployment) -> str:
     """It answers, and takes no writes."""
     it.index("", it.parts.replica)
-    return f"index 127.0.0.1:{it.parts.replica.port}: this is a replica, which takes no writes"
+    return f"index 127.0.0.1:{it.parts.replica.port}: READONLY You can't write against a read only replica."
 
 
 def redis_that_is_not_there(it: Deployment) -> str:

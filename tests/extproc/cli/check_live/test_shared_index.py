@@ -8,7 +8,8 @@ import pytest
 
 from extproc.base.errors import ConfigError
 from extproc.cli.check_live.findings import Outcome
-from extproc.cli.check_live.shared_index import RIGHTS, shared_index
+from extproc.cli.check_live.shared_index import shared_index
+from extproc.shared_state.refusals import RIGHTS
 from tests.support.redis_server import RedisServer, redis_cluster
 
 
