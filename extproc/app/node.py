@@ -15,7 +15,7 @@ from typing import Any
 from extproc.admin.explain import Explainer
 from extproc.admin.http import Admin
 from extproc.admin.state import StatePage
-from extproc.app import mismatch_watch, stalls
+from extproc.app import memory, mismatch_watch, stalls
 from extproc.app.options import Options
 from extproc.app.pools import pool_of
 from extproc.base import metrics
@@ -92,6 +92,7 @@ class Node:
         if self._leases is not None:
             self._tasks.append(asyncio.create_task(self._follow_leased(self._leases), name="leases"))
         self._tasks.append(asyncio.create_task(stalls.watch(), name="stalls of the loop"))
+        self._tasks.append(asyncio.create_task(memory.give_back(), name="memory goes back"))
         self._tasks.append(asyncio.create_task(mismatch_watch.watch(self.pools.values(), self.index), name="mismatch"))
         try:
             await self._admin.start(self._options.metrics.host, self._options.metrics.port)
