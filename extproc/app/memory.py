@@ -13,8 +13,8 @@ import ctypes
 from pathlib import Path
 from typing import Final
 
-# By itself glibc raises this bound to 32 MiB, as soon as a piece so large is freed. Below it are most bodies, which would
-# pay for a mapping with a page fault for every 4 KiB.
+# By itself glibc raises this bound to 32 MiB, as soon as a piece so large is freed. Most bodies are below it: for them
+# a mapping of their own, with a page fault for every 4 KiB, would cost more than it gives.
 LARGE: Final = 1 << 20  # bytes
 _M_MMAP_THRESHOLD: Final = -3  # malloc.h
 EVERY_S: Final = 5.0
