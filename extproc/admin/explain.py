@@ -129,14 +129,14 @@ class Explainer:
         self._router = router
         self._loads = loads
         self._pools = pools
-        self._default = default
+        self.default = default  # what the filter says; another configuration may say another thing
 
     async def answer(self, about: Mapping[str, str], body: bytes, *, now: float) -> Explanation:
         """Explain a body. `about` may tell its `path`, its turn and the route's `x-smetric-*`; by default it is a chat
         that comes by the filter's own settings. Raises ConfigError for settings that no route could have."""
         metadata = {key: value for key, value in about.items() if key != TURN}
         ask = Ask(about.get("path", Api.CHAT), body or None, None if body else Reason.NO_BODY, explicit_turn(about))
-        return await self.explain(route_settings(metadata, self._default), ask, now=now)
+        return await self.explain(route_settings(metadata, self.default), ask, now=now)
 
     async def explain(self, route: RouteSettings, ask: Ask, *, now: float) -> Explanation:
         """The decision about a request that comes by this route. Raises ConfigError where no pool is known."""

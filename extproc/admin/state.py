@@ -17,24 +17,28 @@ from extproc.routing.pools.pool import Pool
 
 UNHEARD: Final = EventReport(Knowledge.UNKNOWN, -1, 0.0)  # of an instance that no follower has reported yet
 
-Reports = Callable[[], Mapping[str, EventReport]]
+Reports = Callable[[str], Mapping[str, EventReport] | None]
 
 
 class StatePage:
-    """Reads the state of a router's pools. `following`: where the followers of this process stand, by pool."""
+    """Reads the state of a router's pools. `following`: where the followers of this process stand in a pool; None where
+    other processes follow it."""
 
-    def __init__(self, pools: Mapping[str, Pool], index: Index, loads: Loads, following: Mapping[str, Reports]) -> None:
+    def __init__(self, pools: Mapping[str, Pool], index: Index, loads: Loads, following: Reports) -> None:
         self._pools = pools
         self._index = index
         self._loads = loads
         self._following = following
         self.streams: Callable[[], int] = lambda: 0  # open ones
+        self.configuration: Callable[[], Mapping[str, Any]] | None = None  # how it was loaded
         self.redis: Callable[[float], Sequence[Mapping[str, Any]]] | None = None  # how this process stands with each
 
     async def read(self, *, now: float) -> Mapping[str, Any]:
         """The page; brings the gauges up to date with it."""
-        pools = {name: await self._pool(pool, now) for name, pool in self._pools.items()}
+        pools = {name: await self._pool(pool, now) for name, pool in list(self._pools.items())}
         page = {"pools": pools, "streams": self.streams()}
+        if self.configuration is not None:
+            page["configuration"] = self.configuration()
         return page if self.redis is None else page | {"redis": self.redis(now)}
 
     async def _pool(self, pool: Pool, now: float) -> Mapping[str, Any]:
@@ -66,8 +70,8 @@ class StatePage:
 
     async def _indexed(self, pool: str) -> tuple[Mapping[str, int] | None, Mapping[str, EventReport]]:
         """Blocks held and the followers' reports, by instance; no sizes where the index does not answer."""
-        following = self._following.get(pool)
+        following = self._following(pool)
         try:
-            return await self._index.sizes(pool), following() if following else await self._index.reports(pool)
+            return await self._index.sizes(pool), await self._index.reports(pool) if following is None else following
         except IndexUnavailable:
             return None, {}

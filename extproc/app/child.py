@@ -5,16 +5,21 @@ It stops when that pipe closes: then its parent stops it, or is gone, however th
 
 from __future__ import annotations
 
+import asyncio
+import logging
+import os
 import sys
 from typing import Final
 
 import uvloop
 
 from extproc.app import log, serve
-from extproc.app.child_job import ChildJob, Role, receive
+from extproc.app.child_job import ChildJob, Role, next_job, receive
+from extproc.app.configuration import Changes
 from extproc.base.errors import ConfigError
 
 _PIPE: Final = 0  # standard input
+_log = logging.getLogger(__name__)
 
 
 def main() -> int:
@@ -36,11 +41,31 @@ def main() -> int:
 
 
 async def _run(job: ChildJob) -> None:
-    stop = serve.stop_event(parent=_PIPE)
-    if job.role is Role.FOLLOW:
-        await serve.follow(job.settings, job.options, stop)
-    else:
-        await serve.serve(job.settings, job.options, stop, follow=False)
+    stop, changes = serve.stop_event(), Changes()
+    hearing = asyncio.create_task(_hear(stop, changes), name="parent")
+    try:
+        if job.role is Role.FOLLOW:
+            await serve.follow(job.settings, job.options, stop, changes)
+        else:
+            await serve.serve(job.settings, job.options, stop, changes, follow=False)
+    finally:
+        hearing.cancel()
+
+
+async def _hear(stop: asyncio.Event, changes: Changes) -> None:
+    """Take over what the parent has, until its pipe closes: then stop."""
+    reader = asyncio.StreamReader()
+    protocol = asyncio.StreamReaderProtocol(reader)
+    await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, os.fdopen(_PIPE, "rb", buffering=0))
+    try:
+        while True:
+            job = await next_job(reader)
+            try:
+                await changes.offer(job.settings)
+            except Exception:
+                _log.exception("this process goes on with the configuration before")
+    except (EOFError, ConfigError):
+        stop.set()
 
 
 if __name__ == "__main__":

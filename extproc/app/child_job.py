@@ -7,6 +7,7 @@ user of a machine can read a command line, and the URL may hold a password.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 from dataclasses import dataclass
@@ -49,7 +50,19 @@ def receive(descriptor: int) -> ChildJob:
     Raises EOFError where the parent is gone before all was told, and ConfigError where its code is not ours.
     """
     size = int.from_bytes(_exactly(descriptor, _SIZE), "big")
-    data = _exactly(descriptor, size)
+    return _unpacked(_exactly(descriptor, size))
+
+
+async def next_job(reader: asyncio.StreamReader) -> ChildJob:
+    """The same, of a child that already works: its parent has other settings. Raises as `receive`."""
+    try:
+        size = int.from_bytes(await reader.readexactly(_SIZE), "big")
+        return _unpacked(await reader.readexactly(size))
+    except asyncio.IncompleteReadError as error:
+        raise EOFError("the parent is gone") from error
+
+
+def _unpacked(data: bytes) -> ChildJob:
     try:
         job = pickle.loads(data)  # noqa: S301 - from our own parent
         if not isinstance(job, ChildJob) or job.version != __version__:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Collection
+from collections.abc import Mapping
 from contextlib import suppress
 
 from extproc.base import metrics
@@ -25,13 +25,13 @@ LOOK_S = 10.0  # between two looks
 AGAIN_S = 300.0  # until the same error is logged again
 
 
-async def watch(pools: Collection[Pool], index: Index) -> None:
+async def watch(pools: Mapping[str, Pool], index: Index) -> None:
     """Until it is cancelled."""
     said: dict[str, float] = {}
     refused: set[tuple[str, str]] = set()
     while True:
         await asyncio.sleep(LOOK_S)
-        for pool in pools:
+        for pool in list(pools.values()):
             _refuse(pool, index, refused)
             broken = await _advice(pool, index)
             metrics.PROMPT_MISMATCH.labels(pool.name).set(broken is not None)

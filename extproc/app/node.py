@@ -9,28 +9,31 @@ import asyncio
 import contextlib
 import secrets
 import time
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final, NamedTuple
 
 from extproc.admin.explain import Explainer
 from extproc.admin.http import Admin
 from extproc.admin.state import StatePage
 from extproc.app import memory, mismatch_watch, stalls
 from extproc.app.options import Options
-from extproc.app.pools import pool_of
+from extproc.app.pools import Files, files_of, pool_of
 from extproc.base import metrics
 from extproc.base.errors import ConfigError, IndexUnavailable
 from extproc.base.facts import Fact
-from extproc.base.model import Engine, Instance, Source
-from extproc.config import Settings
+from extproc.base.model import Engine, EventReport, Instance, Source
+from extproc.config import HealthCheck, PoolSettings, Settings
 from extproc.index import trial
 from extproc.index.open import open_index
 from extproc.index.routed_writer import Recorder
 from extproc.instances.discovery import Discovery
+from extproc.instances.health_checks import HealthChecker
 from extproc.kv_events.engines import sglang, vllm
 from extproc.kv_events.follower import Follower
+from extproc.processor.routes import Routes
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
 from extproc.routing.router import Router
 from extproc.shared_state import standing
 from extproc.shared_state.fact_exchange import FactListener, FactPublisher
@@ -40,42 +43,48 @@ from extproc.shared_state.load_exchange import LoadExchange
 ADAPTERS = {Engine.VLLM: vllm.decode, Engine.SGLANG: sglang.decode}
 
 
+# What of a pool's settings makes it another pool: the rest may change while it serves.
+_SHAPE: Final = ("model_dir", "prompt_block_bytes", "source", "engine")
+
+
+class _Parts(NamedTuple):
+    settings: PoolSettings
+    pool: Pool
+    words: Vocabulary | None  # for its follower; None where this process follows nobody there
+    files: Files
+
+
 class Node:
     """The parts of one process, built and wired; `start` and `close` bracket its life."""
 
     def __init__(self, settings: Settings, options: Options, *, follow: bool) -> None:
+        self._settings = settings
         self._options = options
+        self._follow = follow
         self.loads = Loads()
         self.index = open_index(options.index)
         self.router = Router(self.index, self.loads, lambda: secrets.randbits(64))
-        self.pools = {name: pool_of(pool) for name, pool in settings.pools.items()}
+        self.pools: dict[str, Pool] = {}
+        self.routes = Routes(settings.default)
         self._tasks: list[asyncio.Task[None]] = []
-        tell = self._publish_facts() if follow and options.shared else self._heard
-        self._followers = {
-            name: Follower(
-                name, words, pool.prompt_block_bytes, self.index, ADAPTERS[pool.engine], loose=words, tell=tell
-            )
-            for name, pool in settings.pools.items()
-            if follow and pool.source is Source.EVENTS and pool.model_dir is not None
-            for words in [Vocabulary.load(pool.model_dir)]
-        }
+        self._tell = self._publish_facts() if follow and options.shared else self._heard
+        self._followers: dict[str, Follower] = {}
+        self._files: dict[str, Files] = {}  # of the models, as they were when they were read
+        for parts in map(self._read, settings.pools.values()):
+            self._take(parts)
         replica = options.replica or secrets.token_hex(8)
-        routed = [name for name, pool in self.pools.items() if pool.source is Source.ROUTED]
-        followed = [name for name in self.pools if name not in routed]
-        self.recorder = Recorder(self.index, routed, followed, writer=replica)
-        self._leases = Leases.from_url(options.index, replica) if self._followers and options.shared else None
+        self.recorder = Recorder(self.index, *_by_source(settings), writer=replica)
+        self._leases = Leases.from_url(options.index, replica) if follow and options.shared else None
         if options.shared and not follow:
-            exchange = LoadExchange.from_url(options.index, replica, self.loads, list(self.pools))
+            exchange = LoadExchange.from_url(options.index, replica, self.loads, self.pools.keys())
             self._tasks.append(asyncio.create_task(exchange.run(), name="loads of other routers"))
             listener = FactListener.from_url(options.index, self._heard)
             self._tasks.append(asyncio.create_task(listener.run(), name="facts of the engines"))
-            for pool in self.pools.values():
-                pool.cursor = secrets.randbits(16)  # routers that start together must not choose in step
         self._discovery = Discovery(settings, self._changed)
         explained = options.metrics.local or options.debug_explain
         self._explainer = Explainer(self.router, self.loads, self.pools, settings.default)
-        following = {name: follower.reports for name, follower in self._followers.items()}
-        self.page = StatePage(self.pools, self.index, self.loads, following)
+        self._checker = HealthChecker(self.pools, _checks(settings))
+        self.page = StatePage(self.pools, self.index, self.loads, self._reports)
         if options.shared:
             self.page.redis = standing.shown
         self._admin = Admin(self.state, self.explain if explained else None)
@@ -93,7 +102,7 @@ class Node:
             self._tasks.append(asyncio.create_task(self._follow_leased(self._leases), name="leases"))
         self._tasks.append(asyncio.create_task(stalls.watch(), name="stalls of the loop"))
         self._tasks.append(asyncio.create_task(memory.give_back(), name="memory goes back"))
-        self._tasks.append(asyncio.create_task(mismatch_watch.watch(self.pools.values(), self.index), name="mismatch"))
+        self._tasks.append(asyncio.create_task(mismatch_watch.watch(self.pools, self.index), name="mismatch"))
         try:
             await self._admin.start(self._options.metrics.host, self._options.metrics.port)
         except OSError as error:
@@ -102,6 +111,7 @@ class Node:
     async def close(self) -> None:
         """Stop everything, in the opposite order."""
         await self._admin.close()
+        await self._checker.close()
         await self._discovery.close()
         for task in self._tasks:
             task.cancel()
@@ -113,6 +123,37 @@ class Node:
             await follower.close()
         await self.index.close()
 
+    def check_health(self) -> None:
+        """From now on ask the hosts how they are, as Envoy does."""
+        self._checker.start()
+
+    async def change(self, settings: Settings) -> None:
+        """Take over another configuration. Streams that are open go on with what they began with.
+
+        What is slow, the files of models, is read first and in a thread: where that fails nothing has changed.
+        Raises ConfigError then.
+        """
+        before = self._settings
+        anew = [pool for name, pool in settings.pools.items() if self._differs(before.pools.get(name), pool)]
+        read = await asyncio.to_thread(lambda: [self._read(pool) for pool in anew])
+        gone = before.pools.keys() - settings.pools.keys()
+        for name in (*gone, *(pool.name for pool in anew)):
+            if (follower := self._followers.pop(name, None)) is not None:
+                await follower.end()
+        for name in gone:
+            for instance in self.pools.pop(name).instances:
+                metrics.forget_instance(name, instance.name)
+        for parts in read:
+            self._take(parts)
+        for name, pool in settings.pools.items():
+            self.pools[name].models = pool.models
+        self._settings = settings
+        self.recorder.change(*_by_source(settings))
+        self.routes.change(settings.default)
+        self._explainer.default = settings.default
+        await self._discovery.change(settings)
+        await self._checker.change(_checks(settings))
+
     async def state(self) -> Mapping[str, Any]:
         """What `/debug/state` shows; brings the gauges up to date with it."""
         return await self.page.read(now=time.monotonic())
@@ -120,6 +161,42 @@ class Node:
     async def explain(self, about: Mapping[str, str], body: bytes) -> Mapping[str, Any]:
         """What `/debug/explain` shows of a request. Raises ConfigError for settings that a route could not have."""
         return (await self._explainer.answer(about, body, now=time.monotonic())).json()
+
+    def _reports(self, pool: str) -> Mapping[str, EventReport] | None:
+        """Where the followers of this process stand; None where others follow the pool."""
+        return self._followers[pool].reports() if pool in self._followers else None
+
+    def _differs(self, before: PoolSettings | None, now: PoolSettings) -> bool:
+        """Whether a pool is to be made anew: what its prompts look like, or how its caches are known, is different."""
+        if before is None or self._files[now.name] != files_of(now):
+            return True
+        return any(getattr(before, name) != getattr(now, name) for name in _SHAPE)
+
+    def _read(self, settings: PoolSettings) -> _Parts:
+        """Read what a pool needs of its model's files. Raises ConfigError."""
+        files = files_of(settings)
+        words = None
+        if self._follow and settings.source is Source.EVENTS and settings.model_dir is not None:
+            words = Vocabulary.load(settings.model_dir)
+        return _Parts(settings, pool_of(settings), words, files)
+
+    def _take(self, parts: _Parts) -> None:
+        """A pool is there from now on, in the place of the one of its name if there was one."""
+        settings, pool, words, files = parts
+        before = self.pools.get(pool.name)
+        if before is not None:
+            pool.succeed(before)
+        elif self._options.shared:
+            pool.cursor = secrets.randbits(16)  # routers that start together must not choose in step
+        self.pools[pool.name] = pool
+        self._files[pool.name] = files
+        if words is not None:
+            adapter = ADAPTERS[settings.engine]
+            self._followers[pool.name] = Follower(
+                pool.name, words, settings.prompt_block_bytes, self.index, adapter, loose=words, tell=self._tell
+            )
+            if before is not None and self._leases is None:
+                self._followers[pool.name].follow(pool.instances)
 
     def _publish_facts(self) -> Callable[[str, Fact], None]:
         publisher = FactPublisher.from_url(self._options.index)
@@ -133,6 +210,8 @@ class Node:
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
         """DNS or EDS has found the instances of a pool."""
+        if name not in self.pools:
+            return
         left = {instance.name for instance in self.pools[name].instances} - {instance.name for instance in instances}
         self.pools[name].instances = instances
         for gone in left:
@@ -144,8 +223,20 @@ class Node:
     async def _follow_leased(self, leases: Leases) -> None:
         """Follow those instances whose events no other process follows; takes over within seconds where one dies."""
         while True:
-            for name, follower in self._followers.items():
+            for name, follower in list(self._followers.items()):
                 instances = {i.name: i for i in self.pools[name].instances if i.kv_events is not None}
                 held = await leases.renew(name, instances)
+                if self._followers.get(name) is not follower:
+                    continue  # another configuration came meanwhile
                 follower.follow([instances[one] for one in sorted(held)], handed_over=instances.keys() - held)
             await asyncio.sleep(RENEW_S)
+
+
+def _by_source(settings: Settings) -> tuple[Sequence[str], Sequence[str]]:
+    """Names of the pools whose index is what was routed, and of those that follow events."""
+    routed = [name for name, pool in settings.pools.items() if pool.source is Source.ROUTED]
+    return routed, [name for name in settings.pools if name not in routed]
+
+
+def _checks(settings: Settings) -> Mapping[str, HealthCheck]:
+    return {name: pool.health_check for name, pool in settings.pools.items() if pool.health_check is not None}

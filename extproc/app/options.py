@@ -51,6 +51,7 @@ class Options:
     max_streams: int = MAX_STREAMS  # of one connection
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
+    watch: bool = False  # read the Envoy YAML again when it changes
     log_level: str = "info"
     replica: str = ""  # name of the process that this one replaces: it takes over at once what that one followed
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from extproc.base.errors import ConfigError
 from extproc.config import PoolSettings
 from extproc.prompts.renderer import PlainRenderer, Renderer
 from extproc.routing.pools.pool import Pool
@@ -16,3 +19,20 @@ def pool_of(settings: PoolSettings) -> Pool:
         block_bytes=settings.prompt_block_bytes,
         source=settings.source,
     )
+
+
+Files = Sequence[tuple[str, int, int]]  # name, time of the last change in ns, bytes
+
+
+def files_of(settings: PoolSettings) -> Files:
+    """The files of a pool's model as they stand now, by which a changed chat template is noticed; none without a model.
+
+    Raises ConfigError.
+    """
+    if settings.model_dir is None:
+        return ()
+    try:
+        stats = [(path.name, path.stat()) for path in sorted(settings.model_dir.iterdir()) if path.is_file()]
+    except OSError as error:
+        raise ConfigError(f"pool {settings.name}: {error.filename}: {error.strerror}") from error
+    return [(name, stat.st_mtime_ns, stat.st_size) for name, stat in stats]

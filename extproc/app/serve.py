@@ -9,10 +9,12 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
 
 import grpc
 
+from extproc.app.configuration import Changes
 from extproc.app.node import Node
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
@@ -20,11 +22,9 @@ from extproc.base.headers import CONFORMANCE_SELECTION
 from extproc.base.model import Source
 from extproc.config import Settings
 from extproc.index.routed_writer import Recorder
-from extproc.instances.health_checks import HealthChecker
 from extproc.processor import tls
 from extproc.processor.grpc_health import GrpcHealth
 from extproc.processor.prefiller import Prefiller
-from extproc.processor.routes import Routes
 from extproc.processor.server import BASIC, Processor, credentials, drain
 from extproc.processor.server import options as server_options
 from extproc.processor.shared_token import Access
@@ -35,38 +35,49 @@ from extproc.shared_state.redis_url import without_secrets
 
 _log = logging.getLogger(__name__)
 
+Shown = Callable[[], Mapping[str, Any]]
 
-def stop_event(*, parent: int | None = None) -> asyncio.Event:
-    """An event that SIGTERM and SIGINT set, and for a child the end of the pipe from its parent.
 
-    SIGHUP, which many servers take for a reload, is only logged: its default would end the process without a drain.
+def stop_event(hurry: Callable[[], None] | None = None) -> asyncio.Event:
+    """An event that SIGTERM and SIGINT set.
+
+    SIGHUP ends no process: its default would do that, without a drain. `hurry` is called instead, if there is one.
     """
     loop, stop = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    loop.add_signal_handler(signal.SIGHUP, _log.warning, "SIGHUP changes nothing: restart to read the Envoy YAML again")
-
-    def closed(pipe: int) -> None:
-        loop.remove_reader(pipe)
-        stop.set()
-
-    if parent is not None:
-        loop.add_reader(parent, closed, parent)
+    loop.add_signal_handler(signal.SIGHUP, hurry or _mistaken)
     return stop
 
 
-async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, follow: bool) -> None:
-    """One worker: serve Envoy until `stop`, then drain. Raises ConfigError where a part cannot start."""
+def _mistaken() -> None:
+    _log.warning("SIGHUP to a child changes nothing: send it to `serve`, whose child this is")
+
+
+async def serve(
+    settings: Settings,
+    options: Options,
+    stop: asyncio.Event,
+    changes: Changes,
+    *,
+    follow: bool,
+    shown: Shown | None = None,
+) -> None:
+    """One worker: serve Envoy until `stop`, then drain. Raises ConfigError where a part cannot start.
+
+    `shown` tells how the configuration was loaded, for `/debug/state`.
+    """
     async with contextlib.AsyncExitStack() as stack:
         node = Node(settings, options, follow=follow)
         stack.push_async_callback(node.close)
-        routes, record = Routes(settings.default), _record(node.recorder)
+        node.page.configuration = shown
+        record = _record(node.recorder)
         prefiller = Prefiller()
         stack.push_async_callback(prefiller.close)
         services = Services(
             node.router,
             node.pools,
-            routes,
+            node.routes,
             record,
             prefiller,
             conformance=options.conformance,
@@ -90,10 +101,7 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         _bind(probes, "--health", options.health)
         if not await _before(stop, node.start()):
             return
-        checks = {name: pool.health_check for name, pool in settings.pools.items() if pool.health_check is not None}
-        checker = HealthChecker(node.pools, checks)
-        stack.push_async_callback(checker.close)
-        checker.start()
+        node.check_health()
         for one in (probes, server):
             await one.start()
         gc.collect()
@@ -105,7 +113,11 @@ async def serve(settings: Settings, options: Options, stop: asyncio.Event, *, fo
         if options.conformance:
             _log.warning("--conformance: any client can choose its instance by %s", CONFORMANCE_SELECTION)
 
-        await stop.wait()
+        async def change(settings: Settings) -> None:
+            await node.change(settings)
+            services.gateway = settings.gateway
+
+        await _obeying(changes, change, stop)
         _log.info("draining %d streams, at most %g s", processor.streams, options.drain_timeout_s)
         await health.set(ready=False)
         await drain(server, processor, options.drain_timeout_s)
@@ -126,13 +138,28 @@ async def _before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> boo
         await asyncio.gather(working, stopping, return_exceptions=True)
 
 
-async def follow(settings: Settings, options: Options, stop: asyncio.Event) -> None:
+async def follow(
+    settings: Settings, options: Options, stop: asyncio.Event, changes: Changes, *, shown: Shown | None = None
+) -> None:
     """Follow the engines' events into a shared index, without serving Envoy, until `stop`."""
     async with contextlib.AsyncExitStack() as stack:
         node = Node(settings, options, follow=True)
         stack.push_async_callback(node.close)
+        node.page.configuration = shown
         if await _before(stop, node.start()):
-            await stop.wait()
+            await _obeying(changes, node.change, stop)
+
+
+async def _obeying(
+    changes: Changes, change: Callable[[Settings], Coroutine[None, None, None]], stop: asyncio.Event
+) -> None:
+    """Take over other settings until `stop`."""
+    obeying = asyncio.create_task(changes.obey(change), name="changes of the configuration")
+    try:
+        await stop.wait()
+    finally:
+        obeying.cancel()
+        await asyncio.gather(obeying, return_exceptions=True)
 
 
 def _secured(options: Options) -> str:

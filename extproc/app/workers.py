@@ -13,9 +13,11 @@ import secrets
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 from extproc.app import serve as process
 from extproc.app.child_job import ChildJob, Role
+from extproc.app.configuration import Changes, Configuration
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
 from extproc.config import Settings
@@ -32,17 +34,35 @@ async def serve(settings: Settings, options: Options) -> None:
     if options.workers > 1 and not options.shared:
         raise ConfigError("--workers above 1 needs an index that they share: add --index redis://HOST:PORT/DB")
     _distinct(options)
-    stop = process.stop_event()
+    changes = Changes()
+    configuration = Configuration(settings, changes)
+    stop = process.stop_event(configuration.hurry)
     patience_s = options.drain_timeout_s + KILL_AFTER_S
     children = [
-        asyncio.create_task(_keep_running(job, number, stop, patience_s))
+        asyncio.create_task(_keep_running(job, configuration, number, stop, patience_s))
         for number, job in enumerate(jobs(settings, options), 1)
     ]
+    reading = asyncio.create_task(configuration.run(watch=options.watch), name="configuration")
+    alone = options.follow and not options.shared
     try:
-        await process.serve(settings, options, stop, follow=options.follow and not options.shared)
+        await process.serve(settings, options, stop, changes, follow=alone, shown=configuration.shown)
     finally:
         stop.set()
-        await asyncio.gather(*children)
+        reading.cancel()
+        await asyncio.gather(*children, asyncio.gather(reading, return_exceptions=True))
+
+
+async def follow(settings: Settings, options: Options) -> None:
+    """Follow the engines' events for others, until SIGTERM or SIGINT. Raises ConfigError where that cannot be."""
+    changes = Changes()
+    configuration = Configuration(settings, changes)
+    stop = process.stop_event(configuration.hurry)
+    reading = asyncio.create_task(configuration.run(watch=options.watch), name="configuration")
+    try:
+        await process.follow(settings, options, stop, changes, shown=configuration.shown)
+    finally:
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
 
 def jobs(settings: Settings, options: Options) -> Sequence[ChildJob]:
@@ -90,8 +110,11 @@ def _next(address: Address, number: int) -> Address:
     return Address(address.host, address.port + STRIDE * number if address.port else 0)
 
 
-async def _keep_running(job: ChildJob, number: int, stop: asyncio.Event, patience_s: float) -> None:
-    """Run a child until `stop`; then close its standard input, which tells it to stop, and wait for its drain.
+async def _keep_running(
+    job: ChildJob, configuration: Configuration, number: int, stop: asyncio.Event, patience_s: float
+) -> None:
+    """Run a child, with what `configuration` says, until `stop`; then close its standard input, which tells it to stop,
+    and wait for its drain.
 
     One that has not ended `patience_s` seconds later hangs, and is killed.
     """
@@ -100,9 +123,12 @@ async def _keep_running(job: ChildJob, number: int, stop: asyncio.Event, patienc
     name = f"{job.role} {number}" if job.role is Role.SERVE else str(job.role)
     while not stop.is_set():
         again = loop.time() + RESTART_S
-        child = await _start(job, name)
+        child = await _start(name)
         ended = asyncio.create_task(child.wait())
-        await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
+        tell = partial(_tell, child, job)
+        tell(configuration.settings)
+        with configuration.told(tell):
+            await asyncio.wait((ended, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop.is_set():
             assert child.stdin is not None
             child.stdin.close()
@@ -116,9 +142,12 @@ async def _keep_running(job: ChildJob, number: int, stop: asyncio.Event, patienc
         await asyncio.wait((stopping,), timeout=max(0.0, again - loop.time()))
 
 
-async def _start(job: ChildJob, name: str) -> asyncio.subprocess.Process:
+async def _start(name: str) -> asyncio.subprocess.Process:
     command = (sys.executable, "-m", "extproc.app.child", *name.split())
-    child = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+    return await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE, start_new_session=True)
+
+
+def _tell(child: asyncio.subprocess.Process, job: ChildJob, settings: Settings) -> None:
+    """Give a child its job, or other settings for it. One that dies before it has read all is started again."""
     assert child.stdin is not None
-    child.stdin.write(job.packed())  # one that dies before it has read all ends, and is started again
-    return child
+    child.stdin.write(replace(job, settings=settings).packed())

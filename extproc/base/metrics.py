@@ -84,6 +84,15 @@ HEADERS_LEFT_OUT = Counter(
 BAD_ROUTES = Counter(
     "smetric_bad_routes", "Streams whose x-smetric-* metadata could not be used; the default was.", registry=REGISTRY
 )
+RELOADS = Counter(
+    "smetric_reloads",
+    "Times that the Envoy YAML was read again, by outcome: applied, unchanged, refused.",
+    ["outcome"],
+    registry=REGISTRY,
+)
+RELOAD_REFUSED = Gauge(
+    "smetric_reload_refused", "1 while an edit of the Envoy YAML is not used, for it is wrong.", registry=REGISTRY
+)
 REFUSED_STREAMS = Counter(
     "smetric_refused_streams", "Streams refused because they did not show the shared token.", registry=REGISTRY
 )

@@ -7,7 +7,6 @@ import argparse
 from extproc.app.options import MEMORY, Address, Options
 from extproc.base.errors import ConfigError
 from extproc.cli import long_running, options
-from extproc.config import Settings
 
 DESCRIPTION = """\
 Follow the engines' KV events into a shared (redis://) index without serving Envoy. `serve` starts one such process by
@@ -19,18 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     options.add_log_level(parser)
     options.add_envoy_yaml(parser)
+    options.add_watch(parser)
     options.add_metrics(parser)
     options.add_index(parser, options.REDIS_FORM)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """0 when it was stopped, 1 where the configuration is wrong or a part cannot start, 2 where no file can be read."""
-    from extproc.app import serve
+    from extproc.app import workers
 
-    async def start(settings: Settings, given: Options) -> None:
-        await serve.follow(settings, given, serve.stop_event())
-
-    return long_running.run(arguments, _options, start)
+    return long_running.run(arguments, _options, workers.follow)
 
 
 def _options(arguments: argparse.Namespace, index: str) -> Options:
@@ -42,6 +39,7 @@ def _options(arguments: argparse.Namespace, index: str) -> Options:
         workers=1,
         drain_timeout_s=0.0,
         follow=True,
+        watch=arguments.watch,
         log_level=arguments.log_level,
     )
     if not given.shared:

@@ -27,6 +27,15 @@ def add_envoy_yaml(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--envoy-yaml", type=Path, required=True, metavar="PATH", help="the Envoy configuration")
 
 
+def add_watch(parser: argparse.ArgumentParser) -> None:
+    """`--watch`."""
+    parser.add_argument(
+        "--watch",
+        action="store_true",
+        help="read the Envoy YAML again when it changes, as SIGHUP asks for; a wrong edit is said and not used",
+    )
+
+
 def add_metrics(parser: argparse.ArgumentParser) -> None:
     """`--metrics`."""
     parser.add_argument(

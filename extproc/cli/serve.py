@@ -12,6 +12,7 @@ from extproc.cli import long_running, options
 DESCRIPTION = """\
 Serve Envoy's external processing protocol. Pools and policy come from the Envoy YAML; a wrong configuration is
 reported, place by place, before any port is bound. SIGTERM drains: health turns NOT_SERVING, open streams finish.
+SIGHUP reads the Envoy YAML again: what is right takes effect without losing a stream, what is wrong is said and left.
 """
 
 
@@ -19,6 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its options."""
     options.add_log_level(parser)
     options.add_envoy_yaml(parser)
+    options.add_watch(parser)
     _add_ports(parser)
     add = parser.add_argument
     options.add_index(parser, f"memory:// or {options.REDIS_FORM}, which routers share")
@@ -124,5 +126,6 @@ def _options(arguments: argparse.Namespace, index: str) -> Options:
         max_streams=arguments.max_streams,
         conformance=arguments.conformance,
         debug_explain=arguments.debug_explain,
+        watch=arguments.watch,
         log_level=arguments.log_level,
     )

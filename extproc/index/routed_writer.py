@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from extproc.base.errors import IndexLost, IndexUnavailable
@@ -40,17 +40,30 @@ class Recorder:
     def __init__(self, index: Index, routed: Sequence[str], followed: Sequence[str], writer: str) -> None:
         """Names of the pools whose index is what was routed, and of those that follow events."""
         self._index = index
-        self._caches = {pool: RoutedCache(pool, CAPACITY_BLOCKS, TTL_S, writer=writer) for pool in routed}
-        guesses = f"{GUESSES}{writer}"
-        self._guessed = {pool: RoutedCache(pool, CAPACITY_BLOCKS, GUESS_TTL_S, writer=guesses) for pool in followed}
-        self._caches |= self._guessed
+        self._writer = writer
+        self._caches: dict[str, RoutedCache] = {}
+        self._guessed: dict[str, RoutedCache] = {}  # of these
         self._waiting: list[Change] = []
         self._sent: list[tuple[str, str, Sequence[int]]] = []  # of followed pools, since the last write
         self._stale: set[tuple[str, str]] = set()  # pool, instance: to be rewritten
         self._known: set[tuple[str, str]] = set()
         self._fresh: set[tuple[str, str]] = set()  # whose guesses begin anew; those of others may have been ended
         self._wake = asyncio.Event()
+        self.change(routed, followed)
         self._task = asyncio.create_task(self._run(), name="recorder")
+
+    def change(self, routed: Collection[str], followed: Collection[str]) -> None:
+        """Exactly these are the pools from now on; those that left, or are of the other kind now, are forgotten."""
+        for pool in list(self._caches):
+            if pool not in (followed if pool in self._guessed else routed):
+                self.keep(pool, ())
+                del self._caches[pool]
+                self._guessed.pop(pool, None)
+        for pool in [pool for pool in routed if pool not in self._caches]:
+            self._caches[pool] = RoutedCache(pool, CAPACITY_BLOCKS, TTL_S, writer=self._writer)
+        for pool in [pool for pool in followed if pool not in self._caches]:
+            guesses = RoutedCache(pool, CAPACITY_BLOCKS, GUESS_TTL_S, writer=f"{GUESSES}{self._writer}")
+            self._caches[pool] = self._guessed[pool] = guesses
 
     def note(self, pool: str, instance: str, chain: Sequence[int]) -> None:
         """A prompt was sent to an instance: its blocks, or in a followed pool those that events cannot tell of."""

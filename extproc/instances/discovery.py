@@ -10,7 +10,8 @@ import asyncio
 import contextlib
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from functools import partial
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
@@ -50,23 +51,38 @@ class Discovery:
     """Tells `on_change(pool, instances)` which instances a pool has: all of them, each time they change."""
 
     def __init__(self, settings: Settings, on_change: OnChange, resolve: Resolve = resolve) -> None:
-        self._followers = [_follower(pool, on_change, resolve) for pool in settings.pools.values()]
-        self._tasks: list[asyncio.Task[None]] = []
+        self._settings = settings
+        self._make = partial(_watcher, on_change=on_change, resolve=resolve)
+        self._watched: dict[str, tuple[_Watcher, asyncio.Task[None]]] = {}  # by pool
 
     async def start(self) -> None:
         """Look once at everything, at most FIRST_LOOK_S long, and go on looking until `close`."""
-        self._tasks = [asyncio.create_task(follower.follow()) for follower in self._followers]
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(FIRST_LOOK_S):
-                for follower in self._followers:
-                    await follower.looked.wait()
+        await self._watch(self._settings.pools)
+
+    async def change(self, settings: Settings) -> None:
+        """Look at these pools from now on; those that are as before are not looked at anew."""
+        before, self._settings = self._settings.pools, settings
+        await self._leave({name for name in self._watched if settings.pools.get(name) != before.get(name)})
+        await self._watch({name: pool for name, pool in settings.pools.items() if name not in self._watched})
 
     async def close(self) -> None:
         """Stop looking."""
-        for task in self._tasks:
+        await self._leave(set(self._watched))
+
+    async def _watch(self, pools: Mapping[str, PoolSettings]) -> None:
+        begun = {name: self._make(pool) for name, pool in pools.items()}
+        for name, watcher in begun.items():
+            self._watched[name] = watcher, asyncio.create_task(watcher.follow())
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(FIRST_LOOK_S):
+                for watcher in begun.values():
+                    await watcher.looked.wait()
+
+    async def _leave(self, pools: Set[str]) -> None:
+        tasks = [self._watched.pop(name)[1] for name in pools]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks = []
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Watcher:
@@ -186,7 +202,7 @@ class _Eds(_Watcher):
             self._found(())
 
 
-def _follower(pool: PoolSettings, on_change: OnChange, resolve: Resolve) -> _Watcher:
+def _watcher(pool: PoolSettings, on_change: OnChange, resolve: Resolve) -> _Watcher:
     if pool.eds_path is not None:
         return _Eds(pool, on_change, pool.eds_path)
     if pool.discovery is config.Discovery.STRICT_DNS:

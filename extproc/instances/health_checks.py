@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 
 import aiohttp
 
@@ -31,42 +31,68 @@ class HealthChecker:
 
     def __init__(self, pools: Mapping[str, Pool], checks: Mapping[str, HealthCheck]) -> None:
         """`checks` by the name of the pool. Asks no host before `start`."""
-        self._pools = [_Checked(pools[name], check) for name, check in checks.items()]
+        self._pools = pools
+        self._checks = checks
         self._session: aiohttp.ClientSession | None = None
-        self._tasks: list[asyncio.Task[None]] = []
+        self._asking: dict[str, tuple[_Checked, asyncio.Task[None]]] = {}  # by pool
 
     def start(self) -> None:
         """Ask again and again, until `close`."""
-        if self._pools:
-            self._session = aiohttp.ClientSession(
-                # A connection for each check: an engine may close a kept one at any moment, which is no failure.
-                connector=aiohttp.TCPConnector(limit=0, force_close=True),
-                cookie_jar=aiohttp.DummyCookieJar(),
-            )
-            self._tasks = [asyncio.create_task(pool.follow(self._session)) for pool in self._pools]
+        self._session = aiohttp.ClientSession(
+            # A connection for each check: an engine may close a kept one at any moment, which is no failure.
+            connector=aiohttp.TCPConnector(limit=0, force_close=True),
+            cookie_jar=aiohttp.DummyCookieJar(),
+        )
+        self._ask(self._checks)
+
+    async def change(self, checks: Mapping[str, HealthCheck]) -> None:
+        """Ask so from now on. Where a pool's check is as before, what is known of its hosts stays."""
+        await self._leave({name for name, (asked, _) in self._asking.items() if checks.get(name) != asked.check})
+        for name, (asked, _) in self._asking.items():
+            asked.of(self._pools[name])
+        self._ask({name: check for name, check in checks.items() if name not in self._asking})
 
     async def close(self) -> None:
         """Stop asking."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._leave(set(self._asking))
         if self._session is not None:
             await self._session.close()
+
+    def _ask(self, checks: Mapping[str, HealthCheck]) -> None:
+        assert self._session is not None
+        for name, check in checks.items():
+            asked = _Checked(self._pools[name], check)
+            self._asking[name] = asked, asyncio.create_task(asked.follow(self._session))
+
+    async def _leave(self, pools: Set[str]) -> None:
+        left = [self._asking.pop(name) for name in pools]
+        for asked, task in left:
+            task.cancel()
+            asked.end()
+        await asyncio.gather(*(task for _, task in left), return_exceptions=True)
 
 
 class _Checked:
     """One pool."""
 
     def __init__(self, pool: Pool, check: HealthCheck) -> None:
-        self._pool = pool
-        self._check = check
+        self.check = check
         self._health = Health(check.unhealthy_threshold, check.healthy_threshold)
         self._limit = asyncio.Semaphore(CONCURRENCY)
+        self.of(pool)
+
+    def of(self, pool: Pool) -> None:
+        """Speak of this pool from now on: it was made anew."""
+        self._pool = pool
         pool.unhealthy = self._health.unhealthy
+
+    def end(self) -> None:
+        """Nobody checks the pool any more."""
+        self._pool.unhealthy = None
 
     async def follow(self, session: aiohttp.ClientSession) -> None:
         """Round after round. A bug in one is logged and does not end the following."""
-        interval_s = max(self._check.interval_s, MIN_INTERVAL_S)
+        interval_s = max(self.check.interval_s, MIN_INTERVAL_S)
         while True:
             try:
                 hosts = {instance.address for instance in self._pool.instances}  # ranks share one
@@ -88,7 +114,7 @@ class _Checked:
             _log.warning("pool %s: %s fails its health check: %s", self._pool.name, host, said)
 
     async def _ask(self, session: aiohttp.ClientSession, host: str) -> tuple[Result, str]:
-        check = self._check
+        check = self.check
         try:
             async with asyncio.timeout(check.timeout_s):
                 url, headers = f"http://{host}{check.path}", {"host": check.host}

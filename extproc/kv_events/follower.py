@@ -27,6 +27,7 @@ from extproc.kv_events.subscription import INDEX_RETRY, Setup, Subscription
 _log = logging.getLogger(__name__)
 
 REPORT_EVERY = 1.0  # seconds
+FORGET_S = 2.0  # what the index may take to forget those who are no longer followed
 
 
 class Follower:
@@ -89,6 +90,13 @@ class Follower:
     def reports(self) -> Mapping[str, EventReport]:
         """Where each instance stands, by its name."""
         return {name: subscription.report for name, subscription in self._subscriptions.items()}
+
+    async def end(self) -> None:
+        """Follow nobody any more, and have their entries forgotten, if the index answers soon; then stop."""
+        self.follow(())
+        if self._newest:
+            await asyncio.wait(list(self._newest.values()), timeout=FORGET_S)
+        await self.close()
 
     async def close(self) -> None:
         """Stop. The entries of the instances stay in the index."""

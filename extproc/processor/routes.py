@@ -27,6 +27,11 @@ class Routes:
         self._default = default
         self._read = lru_cache(maxsize=MOST_ROUTES)(self._parse)
 
+    def change(self, default: RouteSettings | None) -> None:
+        """Another configuration was loaded: this is what the filter says from now on."""
+        self._default = default
+        self._read.cache_clear()
+
     def __call__(self, metadata: Metadata) -> RouteSettings:
         """Never fails: what cannot be used is reported once, counted, and replaced by the default."""
         route, mistake = self._read(metadata)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Protocol
@@ -77,7 +77,7 @@ class LoadExchange:
         client: Redis,
         replica: str,
         loads: SharedLoads,
-        pools: Sequence[str],
+        pools: Collection[str],
         *,
         namespace: str,
     ) -> None:
@@ -95,8 +95,8 @@ class LoadExchange:
         self._decode = msgspec.msgpack.Decoder(_Message).decode
 
     @classmethod
-    def from_url(cls, url: str, replica: str, loads: SharedLoads, pools: Sequence[str]) -> LoadExchange:
-        """See `redis_url.parse`; in a cluster, messages reach every node. Raises ConfigError."""
+    def from_url(cls, url: str, replica: str, loads: SharedLoads, pools: Collection[str]) -> LoadExchange:
+        """`pools` may change. See `redis_url.parse`; in a cluster, messages reach every node. Raises ConfigError."""
         address = parse(url)
         return cls(connect_to_one(address, 2), replica, loads, pools, namespace=address.namespace)
 
@@ -127,7 +127,7 @@ class LoadExchange:
             if not whole and not self._peers:
                 continue
             counts = {pool: self._loads.snapshot(pool) for pool in self._pools}
-            news = counts if whole else {pool: _changes(said[pool], counts[pool]) for pool in self._pools}
+            news = counts if whole else {pool: _changes(said.get(pool, {}), counts[pool]) for pool in counts}
             if not whole and not any(news.values()):
                 continue
             self._newcomer = False

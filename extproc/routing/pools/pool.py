@@ -18,7 +18,8 @@ from extproc.routing.pools.ties import Ties
 
 @dataclass(slots=True)
 class Pool:
-    """One Envoy cluster. Its instances change as DNS and EDS do; what configuration says of it does not."""
+    """One Envoy cluster. Its instances change as DNS and EDS do; what configuration says of it does not, but a pool may
+    take the place of another (`succeed`)."""
 
     name: str
     renderer: PromptRenderer
@@ -36,6 +37,11 @@ class Pool:
     unhealthy: Set[str] | None = (
         None  # addresses that fail the cluster's health checks; None where it has none to follow
     )
+
+    def succeed(self, other: Pool) -> None:
+        """Take over from a pool of the same name what is true of its instances, whatever their prompts look like."""
+        self.instances, self.cursor, self.ties = other.instances, other.cursor, other.ties
+        self.ejections, self.unhealthy = other.ejections, other.unhealthy
 
     @property
     def disaggregated(self) -> bool:

@@ -32,8 +32,8 @@ def pools(index: MemoryIndex | None = None) -> tuple[StatePage, Pool, Loads, Mem
     index, loads = index or MemoryIndex(), Loads()
     events = [Instance(NAMES[0], kv_events="tcp://10.1.0.1:5557"), Instance(NAMES[1])]
     pool = Pool("state-pool", PlainRenderer(), instances=events)
-    following = {"state-pool": lambda: {NAMES[0]: HEARD}}
-    return StatePage({"state-pool": pool}, index, loads, following), pool, loads, index
+    following = {"state-pool": {NAMES[0]: HEARD}}
+    return StatePage({"state-pool": pool}, index, loads, following.get), pool, loads, index
 
 
 async def read(page: StatePage) -> Mapping[str, Any]:

@@ -45,7 +45,7 @@ async def watched(monkeypatch: pytest.MonkeyPatch, *pools: Pool) -> AsyncIterato
     monkeypatch.setattr(mismatch_watch, "LOOK_S", 0.0)
     for one in pools:
         await index.apply([Change(one.name, "10.0.0.1:8000", add=[1])])
-    task = asyncio.create_task(mismatch_watch.watch(pools, index))
+    task = asyncio.create_task(mismatch_watch.watch({one.name: one for one in pools}, index))
     try:
         async with asyncio.timeout(10):
             while looks < 10:
