@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -138,7 +137,7 @@ async def test_a_changed_file_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
         await until(lambda: "refused" in rig.configuration.shown(), 20)
         await asyncio.sleep(0.3)
         assert outcomes("refused") == before + 1
-        os.replace(tmp_path / "three" / path.name, tmp_path / "two" / path.name)
+        (tmp_path / "three" / path.name).replace(tmp_path / "two" / path.name)
         await until(lambda: rig.taken == [frozenset({"two"}), frozenset({"three"})], 20)
 
 

@@ -168,7 +168,7 @@ def test_a_python_without_our_dependencies_is_told_what_to_do(process: Process) 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it imports", "while it serves"])
 def test_sighup_ends_nothing(process: Process, early: bool) -> None:
-    """Its default would end the process without a drain. The Envoy YAML is read again; the log says what became of it."""
+    """Its default would end the process without a drain. The Envoy YAML is read again, which the log says."""
     process.start(
         *SERVE, *ANYWHERE, "--listen", "127.0.0.1:0", before=SLOW_IMPORT.replace("NAME", "uvloop") if early else ""
     )
