@@ -69,10 +69,10 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) * TICK_S
 
 
-def messages(payload: bytes) -> list[bytes]:
+def messages(payload: bytes, path: str = "/v1/chat/completions") -> list[bytes]:
     """The three requests that Envoy sends for one exchange in BUFFERED mode."""
     headers = pb.ProcessingRequest()
-    for key, value in ((":path", "/v1/chat/completions"), (":method", "POST"), ("content-type", "application/json")):
+    for key, value in ((":path", path), (":method", "POST"), ("content-type", "application/json")):
         headers.request_headers.headers.headers.add(key=key, raw_value=value.encode())
     headers.protocol_config.request_body_mode = 2
     text = pb.ProcessingRequest()
@@ -83,9 +83,9 @@ def messages(payload: bytes) -> list[bytes]:
     return [headers.SerializeToString(), text.SerializeToString(), response.SerializeToString()]
 
 
-async def requests(target: str, payload: bytes, count: int) -> list[float]:
+async def requests(target: str, payload: bytes, count: int, path: str = "/v1/chat/completions") -> list[float]:
     """Run exchanges one after the other; returns the seconds from body sent to answer received."""
-    sequence, seconds = messages(payload), []
+    sequence, seconds = messages(payload, path), []
     metadata = (("x-smetric-cluster", "engines"),)
     async with grpc.aio.insecure_channel(target, options=[("grpc.max_send_message_length", -1)]) as channel:
         call: grpc.aio.StreamStreamMultiCallable[bytes, bytes] = channel.stream_stream(METHOD)
