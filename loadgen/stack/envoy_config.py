@@ -30,7 +30,7 @@ class EnvoySettings:
     model_dir: Path
     engines: Sequence[Mapping[str, Any]]  # of each: port, and kv_events and kv_replay addresses
     extproc_ports: Sequence[int] = ()  # none: no ext_proc at all, Envoy's own fallback policy decides
-    health_port: int = 0  # of ext_proc
+    health_port: int = 0  # of the first of them; the others' are as far from it as their ports are from the first one's
     policy: Mapping[str, str] = field(default_factory=dict)  # x-smetric-* without the prefix: {"policy": "smetric"}
     cluster: Mapping[str, Any] = field(default_factory=dict)  # more keys of the cluster's metadata
     body_mode: str = "BUFFERED"
@@ -105,9 +105,10 @@ def _extproc(cluster: Node, settings: EnvoySettings) -> None:
     for key in ("dns_lookup_family", "dns_refresh_rate"):
         cluster.pop(key, None)
     _notice_at_once(cluster)
+    to_health = settings.health_port - settings.extproc_ports[0]
     endpoints = [
-        {"endpoint": {"address": _address(port), "health_check_config": {"port_value": settings.health_port + number}}}
-        for number, port in enumerate(settings.extproc_ports)
+        {"endpoint": {"address": _address(port), "health_check_config": {"port_value": port + to_health}}}
+        for port in settings.extproc_ports
     ]
     cluster["load_assignment"]["endpoints"] = [{"lb_endpoints": endpoints}]
 

@@ -132,3 +132,18 @@ def test_the_configuration_is_the_shipped_one(tmp_path: Path) -> None:
     assert metadata["x-smetric-overload-floor"] == "0"
     assert metadata["x-smetric-cluster"] == "engines"
     assert json.dumps(ours)
+
+
+def test_envoy_asks_each_worker_for_its_health_where_that_worker_answers(tmp_path: Path) -> None:
+    """A worker whose health is asked for at another port counts as dead for ever, and gets no request."""
+    import yaml
+
+    stack = Stack(1, workers=3, index="redis://127.0.0.1:1/0", directory=tmp_path)
+    (cluster,) = (
+        one
+        for one in yaml.safe_load(stack.envoy_yaml.read_text())["static_resources"]["clusters"]
+        if one["name"] == "extproc"
+    )
+    endpoints = [one["endpoint"] for one in cluster["load_assignment"]["endpoints"][0]["lb_endpoints"]]
+    first = stack._ports.health
+    assert [one["health_check_config"]["port_value"] for one in endpoints] == [first, first + 10, first + 20]
