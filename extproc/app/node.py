@@ -19,6 +19,7 @@ from extproc.app import memory, mismatch_watch, stalls
 from extproc.app.options import Options
 from extproc.app.pools import Files, files_of, pool_of
 from extproc.base import metrics
+from extproc.base.blocks import SECRET_BYTES
 from extproc.base.errors import ConfigError, IndexUnavailable
 from extproc.base.facts import Fact
 from extproc.base.model import Engine, EventReport, Instance, Source
@@ -39,6 +40,7 @@ from extproc.shared_state import standing
 from extproc.shared_state.fact_exchange import FactListener, FactPublisher
 from extproc.shared_state.leases import RENEW_S, Leases
 from extproc.shared_state.load_exchange import LoadExchange
+from extproc.shared_state.shared_secret import SharedSecret
 
 ADAPTERS = {Engine.VLLM: vllm.decode, Engine.SGLANG: sglang.decode}
 
@@ -68,6 +70,8 @@ class Node:
         self.routes = Routes(settings.default)
         self._tasks: list[asyncio.Task[None]] = []
         self._tell = self._publish_facts() if follow and options.shared else self._heard
+        self._shared_secret = SharedSecret.from_url(options.index) if options.shared else None
+        self._secret = None if options.shared else secrets.token_bytes(SECRET_BYTES)  # of all keys, once it is known
         self._followers: dict[str, Follower] = {}
         self._files: dict[str, Files] = {}  # of the models, as they were when they were read
         for parts in map(self._read, settings.pools.values()):
@@ -94,6 +98,12 @@ class Node:
         if self._options.shared:
             tried = trial.watch(self._options.index, self.pools.keys)
             self._tasks.append(asyncio.create_task(tried, name="trial of Redis"))
+        if self._shared_secret is not None:
+            with contextlib.suppress(IndexUnavailable):
+                await self._shared_secret.look()
+                self._keyed(self._shared_secret.secret)
+            run = self._shared_secret.run(self._keyed)
+            self._tasks.append(asyncio.create_task(run, name="secret of the index"))
         for name in self.pools:
             with contextlib.suppress(IndexUnavailable):
                 await self.index.reports(name)  # opens the connections, which no decision should have to wait for
@@ -122,6 +132,8 @@ class Node:
         for follower in self._followers.values():
             await follower.close()
         await self.index.close()
+        if self._shared_secret is not None:
+            await self._shared_secret.close()
 
     def check_health(self) -> None:
         """From now on ask the hosts how they are, as Envoy does."""
@@ -188,15 +200,33 @@ class Node:
             pool.succeed(before)
         elif self._options.shared:
             pool.cursor = secrets.randbits(16)  # routers that start together must not choose in step
+        pool.secret = self._secret
         self.pools[pool.name] = pool
         self._files[pool.name] = files
         if words is not None:
             adapter = ADAPTERS[settings.engine]
             self._followers[pool.name] = Follower(
-                pool.name, words, settings.prompt_block_bytes, self.index, adapter, loose=words, tell=self._tell
+                pool.name,
+                words,
+                settings.prompt_block_bytes,
+                self.index,
+                adapter,
+                secret=self._secret or b"",
+                loose=words,
+                tell=self._tell,
             )
             if before is not None and self._leases is None:
                 self._followers[pool.name].follow(pool.instances)
+
+    def _keyed(self, secret: bytes | None) -> None:
+        """The index's keys have this secret from now on."""
+        known, self._secret = self._secret, secret
+        for pool in self.pools.values():
+            pool.secret = secret
+        for follower in self._followers.values():
+            follower.begin_anew(secret or b"")
+        if known is not None:
+            self.recorder.begin_anew()
 
     def _publish_facts(self) -> Callable[[str, Fact], None]:
         publisher = FactPublisher.from_url(self._options.index)
@@ -223,7 +253,7 @@ class Node:
     async def _follow_leased(self, leases: Leases) -> None:
         """Follow those instances whose events no other process follows; takes over within seconds where one dies."""
         while True:
-            for name, follower in list(self._followers.items()):
+            for name, follower in list(self._followers.items()) if self._secret is not None else ():
                 instances = {i.name: i for i in self.pools[name].instances if i.kv_events is not None}
                 held = await leases.renew(name, instances)
                 if self._followers.get(name) is not follower:

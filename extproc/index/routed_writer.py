@@ -90,6 +90,13 @@ class Recorder:
             self._waiting.append(self._caches[pool].drop(gone[1]))
         self._wake.set()
 
+    def begin_anew(self) -> None:
+        """All keys have another secret from now on: what was noted is worth nothing."""
+        for pool, instance in self._known:
+            self._waiting.append(self._caches[pool].drop(instance))
+        self._sent.clear()
+        self._wake.set()
+
     def sizes(self, pool: str) -> Mapping[str, int]:
         """Blocks remembered, by instance."""
         return self._caches[pool].sizes() if pool in self._caches else {}

@@ -41,22 +41,24 @@ class Follower:
         index: Index,
         adapter: Decode = vllm.decode,
         *,
+        secret: bytes = b"",
         loose: loose_text.Vocabulary | None = None,
         tell: Callable[[str, Fact], None] = lambda _pool, _fact: None,
         clock: Callable[[], float] = time.monotonic,
         wall_clock: Callable[[], float] = time.time,
     ) -> None:
-        """`loose` is the mirrors'. `tell` is called with what engines said, once the index has it, and must return at
-        once."""
+        """`secret` and `loose` are the mirrors'. `tell` is called with what engines said, once the index has it, and
+        must return at once."""
         self._pool = pool
         self._index = index
         self._tell = tell
+        self._secret = secret
         self._context = new_context()
         self._setup = Setup(
             pool=pool,
             index=index,
             decode=adapter,
-            new_mirror=lambda: Mirror(pool, vocabulary, prompt_block_bytes, loose),
+            new_mirror=lambda: Mirror(pool, vocabulary, prompt_block_bytes, loose, secret=self._secret),
             context=self._context,
             tell=tell,
             turn=asyncio.Lock(),
@@ -86,6 +88,13 @@ class Follower:
                 self._next(name, subscription.run)
         if self._reporter is None:
             self._reporter = self._start(self._report())
+
+    def begin_anew(self, secret: bytes) -> None:
+        """All keys have another secret from now on. Engines are asked for what they can replay."""
+        self._secret = secret
+        for name, subscription in self._subscriptions.items():
+            self._subscriptions[name] = anew = Subscription(subscription.instance, self._setup)
+            self._next(name, anew.run)
 
     def reports(self) -> Mapping[str, EventReport]:
         """Where each instance stands, by its name."""

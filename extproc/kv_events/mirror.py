@@ -70,9 +70,13 @@ class Mirror:
         vocabulary: Vocabulary,
         prompt_block_bytes: int = blocks.DEFAULT_SIZE,
         loose: loose_text.Vocabulary | None = None,
+        *,
+        secret: bytes = b"",
     ) -> None:
-        """`loose` tells the text behind a prompt's first medium; without it, that ends what is followed."""
+        """`loose` tells the text behind a prompt's first medium; without it, that ends what is followed. `secret` is
+        that of all keys (base/blocks.py)."""
         self._pool = pool
+        self._secret = secret
         self._growth = Growth(vocabulary, loose)
         self._size = prompt_block_bytes
         self._adapters: dict[str, None] = {}  # names of the LoRA adapters seen; what was stored last is last
@@ -234,7 +238,7 @@ class Mirror:
         """Add blocks; returns the last one, or `behind` where none could be added."""
         if not self._forest.lacks(event.hashes[first:until]):
             raise UnusableEvents("contradiction", "a block that is its own ancestor")
-        root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt)
+        root = 0 if behind else blocks.root(self._pool, event.adapter, event.salt, secret=self._secret)
         added = 0
         for run, position in self._growth.grow(self._forest, behind, root, event, first, until):
             self._claims.came(run, position)

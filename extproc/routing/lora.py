@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import NamedTuple
 
-from extproc.base import blocks
 from extproc.routing.pools.pool import Pool
 
 Announced = Mapping[str, Set[str]]  # by adapter, the names of the instances that announced it
@@ -29,10 +28,10 @@ class Roots(NamedTuple):
 
 def roots(pool: Pool, announced: Announced, model: str | None, salt: str | None) -> Roots:
     """What the chains of a prompt for this model begin with."""
-    base = blocks.root(pool.name, None, salt)
+    base = pool.root(None, salt)
     if not model or model in pool.models:
         return Roots(base)
-    adapter = blocks.root(pool.name, model, salt)
+    adapter = pool.root(model, salt)
     if pool.models:
         return Roots(adapter)
     who = announced.get(model)

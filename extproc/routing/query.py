@@ -148,8 +148,11 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
         # A follow-up by the client's own word, in which no reply can be seen: most of such a prompt is its history.
         history = whole
     replies = request.turn or prompt.replies
+    turns_ = replies if turn is None else turn
+    if pool.secret is None:  # no key would be right
+        return Query(turns_, history, length, degraded=Reason.INDEX_UNAVAILABLE, stores=request.stored)
     return Query(
-        replies if turn is None else turn,
+        turns_,
         history,
         length,
         chain,
@@ -168,7 +171,7 @@ def _spoken(request: Request, seed: int) -> Spoken | None:
 def _media(pool: Pool, request: Request, prompt: Prompt) -> Media | None:
     if prompt.media is None:
         return None
-    root = blocks.root(pool.name, request.model, request.cache_salt)
+    root = pool.root(request.model, request.cache_salt)
     *replies, whole = turns(request.messages, root, prompt.data[: prompt.matchable])
     history = prompt.media.history
     ends = [history * turn.end // replies[-1].end for turn in replies]

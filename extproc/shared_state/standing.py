@@ -37,6 +37,8 @@ PURPOSES: Final = {
     "hear_loads": "hear loads",
     "publish_facts": "tell facts",
     "hear_facts": "hear facts",
+    "secret": "read the secret of its keys",
+    "keep_secret": "keep the secret of its keys",
 }
 
 

@@ -156,6 +156,21 @@ async def test_redis_is_flushed(stack: Stack) -> None:
 
 
 @once
+async def test_the_secret_of_the_index_is_replaced(stack: Stack) -> None:
+    """All processes take the other one within seconds, engines are asked again, no request is lost, sessions stay."""
+    name, answers = "smetric:1:secret", list[Answer]()
+    with Redis.from_url(stack.index_url.partition("?")[0]) as redis:
+        assert len(redis.get(name)) == 16
+        load = asyncio.create_task(steadily(stack, 4, answers, [Conversation(f"secret {n}") for n in range(3)]))
+        await asyncio.sleep(1)
+        redis.set(name, b"another secret")
+        await load
+    assert {answer.status for answer in answers} == {200}
+    await all_followed(stack)
+    assert await sticks(stack)
+
+
+@once
 async def test_an_engine_restarts_while_the_router_is_down(stack: Stack) -> None:
     """What the engine lost is forgotten although nobody was there to see it; what the others have is still known."""
     body = chat(("system", f"restarted {WORD * 20}"), ("user", "hello"))

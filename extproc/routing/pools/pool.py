@@ -25,6 +25,8 @@ class Pool:
     renderer: PromptRenderer
     models: frozenset[str] = frozenset()  # all names of the base model; empty: see routing/lora.py
     block_bytes: int = blocks.DEFAULT_SIZE
+    # Of all keys (base/blocks.py): fixed in simulations, drawn at the start, or a shared index's, for which None waits.
+    secret: bytes | None = field(default=b"", repr=False)
     source: Source = Source.EVENTS
     instances: Sequence[Instance] = ()
     cursor: int = 0  # the place after the instance that was chosen last: for round robin
@@ -47,6 +49,10 @@ class Pool:
     def disaggregated(self) -> bool:
         """Whether an instance does only one half of the work."""
         return any(instance.role is not Role.BOTH for instance in self.instances)
+
+    def root(self, lora: str | None = None, salt: str | None = None) -> int:
+        """What the keys of a prompt begin with."""
+        return blocks.root(self.name, lora, salt, secret=self.secret or b"")
 
     def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
         """The instances to choose from, within a subset if there is one: the healthy, of these all but the ejected, and

@@ -99,3 +99,15 @@ async def test_an_index_that_was_away(pool: str, kept: Mapping[str, int], index:
     index.away = False
     recorder.note(pool, "a", CHAIN[:1])
     await until(index, pool, kept)
+
+
+@pytest.mark.parametrize("pool", ["routed", "followed"])
+async def test_another_secret(pool: str, index: Away, recorder: Recorder) -> None:
+    """What was noted has keys that nobody will ask for any more: it is dropped; what is sent from then on counts."""
+    recorder.note(pool, "a", CHAIN)
+    await until(index, pool, {"a": 8})
+    recorder.begin_anew()
+    recorder.note(pool, "a", [91, 92])
+    await until(index, pool, {"a": 2}, [91, 92])
+    assert await index.match(pool, CHAIN) == {}
+    assert not [key for key in CHAIN if key in recorder._caches[pool]._sent["a"]]

@@ -186,3 +186,27 @@ async def test_an_index_that_lost_everything_is_told_everything(
     await asyncio.sleep(0.1)
     await until(lambda: where(follower)[0] is Knowledge.EXACT)
     assert (await index.sizes(POOL))[NAME] == await truth(vocabulary, RECORDED)
+
+
+async def test_another_secret(
+    follower: Follower, index: FailingIndex, publishers: Callable[..., Publisher], vocabulary: Vocabulary
+) -> None:
+    """All that the engine can replay is indexed under other keys, nothing stays under the old ones, and routers hear
+    that nothing they guessed counts."""
+    publisher = publishers()
+    publisher.publish(*RECORDED)
+    last = Knowledge.EXACT, len(RECORDED) - 1
+    follower.follow([instance(publisher)])
+    await until(lambda: where(follower) == last)
+    before, size = keys(index), await index.sizes(POOL)
+    follower.begin_anew(b"another")
+    assert where(follower)[0] is Knowledge.UNKNOWN
+    await until(lambda: where(follower) == last)
+    assert await index.sizes(POOL) == size == {NAME: len(before)}
+    assert not before & keys(index)
+
+
+def keys(index: FailingIndex) -> set[int]:
+    """All that somebody holds."""
+    blocks_of = index._pools[POOL]
+    return {key for shard in blocks_of._shards for key in shard if blocks_of._holders(key)}

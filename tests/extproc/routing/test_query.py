@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.model import Reason
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, Query, explicit_turn, pool_for, read
@@ -48,3 +49,15 @@ def test_the_model_chooses_the_pool() -> None:
 def test_no_body_raises(body: bytes) -> None:
     """Whatever the bytes, a query comes back."""
     assert isinstance(read(POOL, {}, Ask("/v1/chat/completions", body)), Query)
+
+
+def test_keys_have_the_secret_of_the_pool() -> None:
+    """Another secret, other keys; none is known yet: load alone, and all that needs no key is known."""
+    body = b'{"prompt": "%b"}' % (b"word " * 400)
+    open_, secret, waiting = (Pool("pool", PlainRenderer(), secret=each) for each in (b"", b"secret", None))
+    one, other, none = (read(pool, {}, Ask("/v1/completions", body, turn=2)) for pool in (open_, secret, waiting))
+    assert len(one.chain) == len(other.chain) == 7
+    assert not set(one.chain) & set(other.chain)
+    assert (none.chain, none.degraded) == ((), Reason.INDEX_UNAVAILABLE)
+    assert (none.turn, none.prompt) == (one.turn, one.prompt)
+    assert "secret" not in repr(secret)
