@@ -141,7 +141,8 @@ def processes(stack: Stack) -> Iterator[tuple[str, int]]:
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     for child in map(int, children):
         arguments = Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0")
-        yield ("follow" if b"follow" in arguments else f"worker {child}"), child
+        reads = b"extproc.app.reader" in arguments
+        yield ("follow" if b"follow" in arguments else "reader" if reads else f"worker {child}"), child
 
 
 def resident_mb(pid: int) -> float:

@@ -94,7 +94,6 @@ ELSEWHERE: Final = {
     "tests/extproc/prompts/tokenizer/test_vocabulary.py (tokenizer.json as a whole)": [
         "extproc/prompts/tokenizer/files.py",
         "extproc/prompts/tokenizer/normalizer.py",
-        "extproc/prompts/tokenizer/unicode_forms.py",
     ],
     "tests/extproc/prompts/test_recorded_apis.py (a case is a request)": ["extproc/requests/*.py"],
     "tests/extproc/routing/policies (the laws and worked numbers)": ["extproc/routing/policies/*.py"],

@@ -19,7 +19,7 @@ from extproc.routing import media
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.speculation import Speculation
-from extproc.routing.query import Ask, explicit_turn, pool_for
+from extproc.routing.query import Ask, explicit_turn
 from extproc.routing.route import RouteSettings, route_settings
 from extproc.routing.router import Router
 
@@ -143,14 +143,14 @@ class Explainer:
         pools = [self._pools[name] for name in route.clusters if name in self._pools]
         if not pools:
             raise ConfigError(f"no pool {route.cluster!r}: known are {', '.join(self._pools)}")
-        pool = pool_for(pools, self._router.adapters, ask.body)
+        pool, read = await self._router.read(pools, ask)
         quiet = replace(
             pool, speculation=_Silent(pool.speculation), ties=pool.ties.copy(), few_shot=pool.few_shot.copy()
         )
-        model = apis.model_of(ask.body) if ask.body is not None else None
+        model = apis.model_of(bytes(ask.body)) if ask.body is not None else None
         begun = Explanation(ask.path.partition("?")[0], model, pool.name, route.policy, route.options)
         try:
-            routed = await self._router.pick(quiet, route, ask, now=now)
+            routed = await self._router.pick(quiet, route, ask, read, now=now)
         except ExtProcError as error:
             return replace(begun, reason=error.slug, refusal=str(error))
         routed.ticket.release()

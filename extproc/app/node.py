@@ -35,6 +35,7 @@ from extproc.processor.routes import Routes
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
+from extproc.routing.reading import Reader
 from extproc.routing.router import Router
 from extproc.shared_state import standing
 from extproc.shared_state.fact_exchange import FactListener, FactPublisher
@@ -59,13 +60,13 @@ class _Parts(NamedTuple):
 class Node:
     """The parts of one process, built and wired; `start` and `close` bracket its life."""
 
-    def __init__(self, settings: Settings, options: Options, *, follow: bool) -> None:
+    def __init__(self, settings: Settings, options: Options, *, follow: bool, reader: Reader | None = None) -> None:
         self._settings = settings
         self._options = options
         self._follow = follow
         self.loads = Loads()
         self.index = open_index(options.index)
-        self.router = Router(self.index, self.loads, lambda: secrets.randbits(64))
+        self.router = Router(self.index, self.loads, lambda: secrets.randbits(64), reader)
         self.pools: dict[str, Pool] = {}
         self.routes = Routes(settings.default)
         self._tasks: list[asyncio.Task[None]] = []

@@ -15,6 +15,7 @@ from typing import Any
 import grpc
 
 from extproc.app.configuration import Changes
+from extproc.app.large_bodies import LargeBodies
 from extproc.app.node import Node
 from extproc.app.options import Address, Options
 from extproc.base.errors import ConfigError
@@ -68,7 +69,9 @@ async def serve(
     `shown` tells how the configuration was loaded, for `/debug/state`.
     """
     async with contextlib.AsyncExitStack() as stack:
-        node = Node(settings, options, follow=follow)
+        bodies = LargeBodies(settings.pools.values(), log_level=options.log_level)
+        stack.push_async_callback(bodies.close)
+        node = Node(settings, options, follow=follow, reader=bodies)
         stack.push_async_callback(node.close)
         node.page.configuration = shown
         record = _record(node.recorder)
@@ -116,6 +119,7 @@ async def serve(
         async def change(settings: Settings) -> None:
             await node.change(settings)
             services.gateway = settings.gateway
+            bodies.change(settings.pools.values())
 
         await _obeying(changes, change, stop)
         _log.info("draining %d streams, at most %g s", processor.streams, options.drain_timeout_s)

@@ -27,6 +27,19 @@ class UnreadableBody(ExtProcError):
     slug = "unreadable_body"
 
 
+class BodyTooCostly(ExtProcError):
+    """The body holds more of something than any request that we would read; decide by load."""
+
+    status = 413
+    slug = "body_too_costly"
+
+
+class TakesLong(ExtProcError):
+    """To read this body takes longer than there is time where it was to be read."""
+
+    slug = "takes_long"
+
+
 class UnsupportedApi(ExtProcError):
     """The path is not an API whose prompt we can render; route by load."""
 

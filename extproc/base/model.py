@@ -59,6 +59,7 @@ class Reason(StrEnum):
     BODY_TOO_LARGE = (
         "body_too_large"  # ... it is longer than we collect (FULL_DUPLEX_STREAMED); its rest streams through
     )
+    BODY_TOO_COSTLY = "body_too_costly"  # ... reading it would take too long, or too much memory
     UNREADABLE_BODY = "unreadable_body"  # ... it is not JSON of the shape that its path needs
     UNSUPPORTED_API = "unsupported_api"  # ... the path is no API that we render
     RENDER_FAILED = "render_failed"  # ... the chat template refused it

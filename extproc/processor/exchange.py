@@ -115,7 +115,7 @@ class Exchange:
         self._max_body = max_body
         self._request = RequestHeaders({})
         self._subset: Subset | None = None
-        self._body: list[bytes] = []
+        self._body: list[bytes | memoryview] = []
         self._size = 0
         self._budget = budget or BodyBudget()
         self._taken = 0  # bytes of the budget
@@ -157,7 +157,7 @@ class Exchange:
             raise ProtocolViolation(f"a prefill while {self.state.value}")
         duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
         wait: list[Output] = [] if duplex else [Extend(timeout_ms)]
-        return [*wait, Prefill(self._request.headers, b"".join(self._body))]
+        return [*wait, Prefill(self._request.headers, bytes(self._whole()))]
 
     def decided(self, routing: Mutation, body: bytes | None = None) -> list[Output]:
         """The answers that send the request, with another `body` if one is given, to where `routing` says."""
@@ -172,7 +172,7 @@ class Exchange:
         if duplex:
             outputs = outputs if self._headers_seen else []
             end = not (self._trailers or self._streaming)
-            whole = b"".join(self._body) if body is None else body
+            whole = self._whole() if body is None else body
             if self._body:
                 outputs += _chunks(Phase.REQUEST_BODY, whole, end_of_stream=end)
             if self._trailers:
@@ -205,12 +205,20 @@ class Exchange:
         self._budget.give_back(self._taken)
         self._taken = 0
 
+    def _whole(self) -> bytes | memoryview:
+        """The body that has come, joined at most once: a large one is many milliseconds."""
+        if len(self._body) != 1:
+            self._body = [b"".join(self._body)]
+        return self._body[0]
+
     def _leave_deciding(self, state: State) -> None:
         if self.state is not State.DECIDING:
             raise ProtocolViolation(f"a decision while {self.state.value}")
         self.state = state
 
-    def _decide(self, answer_due: Phase, body: bytes | None, degraded: Reason | None = None) -> list[Output]:
+    def _decide(
+        self, answer_due: Phase, body: bytes | memoryview | None, degraded: Reason | None = None
+    ) -> list[Output]:
         self.state = State.DECIDING
         self._answer_due = answer_due
         return [Decide(self._request.headers, body, degraded, self._subset)]
@@ -251,7 +259,7 @@ class Exchange:
         if self._request_mode is BodyMode.FULL_DUPLEX_STREAMED:
             return self._collect_streamed(event)
         # Whatever end_of_stream says: it is false where trailers follow a BUFFERED body, and those we may never see.
-        return self._decide(Phase.REQUEST_BODY, b"".join(self._body))
+        return self._decide(Phase.REQUEST_BODY, self._whole())
 
     def _collect_streamed(self, event: RequestBody) -> list[Output]:
         self._size += len(event.data)
@@ -259,12 +267,12 @@ class Exchange:
             self._streaming = not event.end_of_stream
             return self._decide(Phase.REQUEST_HEADERS, None, Reason.BODY_TOO_LARGE)
         self._taken += len(event.data)
-        return self._decide(Phase.REQUEST_HEADERS, b"".join(self._body)) if event.end_of_stream else []
+        return self._decide(Phase.REQUEST_HEADERS, self._whole()) if event.end_of_stream else []
 
     def _collect_trailers(self, _: RequestTrailers) -> list[Output]:
         self._trailers = True
         duplex = self._request_mode is BodyMode.FULL_DUPLEX_STREAMED
-        body = b"".join(self._body)
+        body = self._whole()
         return self._decide(Phase.REQUEST_HEADERS if duplex else Phase.REQUEST_TRAILERS, body)
 
     def _give_up(self, _: OutOfTime) -> list[Output]:
@@ -367,8 +375,8 @@ def _tunnel(headers: Mapping[str, str]) -> bool:
     return "upgrade" in headers or ":protocol" in headers or headers.get(":method") == "CONNECT"
 
 
-def _chunks(phase: Phase, body: bytes, *, end_of_stream: bool) -> Iterator[Streamed]:
+def _chunks(phase: Phase, body: bytes | memoryview, *, end_of_stream: bool) -> Iterator[Streamed]:
     """The body in pieces that Envoy takes, `end_of_stream` on the last one only; an empty body is one empty piece."""
     starts = range(0, max(len(body), 1), CHUNK)
     for start in starts:
-        yield Streamed(phase, body[start : start + CHUNK], end_of_stream and start == starts[-1])
+        yield Streamed(phase, bytes(body[start : start + CHUNK]), end_of_stream and start == starts[-1])

@@ -50,9 +50,9 @@ class RequestHeaders:
 
 @dataclass(frozen=True, slots=True)
 class RequestBody:
-    """A piece of the request body, or all of it."""
+    """A piece of the request body, or all of it; a large one is a view of Envoy's message, since a copy takes long."""
 
-    data: bytes
+    data: bytes | memoryview
     end_of_stream: bool
     subset: Subset | None = None  # as in RequestHeaders: Envoy repeats it, and headers may not be sent
     modes: Modes | None = None
@@ -116,7 +116,7 @@ class Decide:
     """A destination is needed. `body` is None where none can be had, and then `degraded` says why."""
 
     headers: Mapping[str, str]
-    body: bytes | None
+    body: bytes | memoryview | None
     degraded: Reason | None = None
     subset: Subset | None = None
 

@@ -31,7 +31,7 @@ from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.ejections import ERRORS
 from extproc.routing.pools.loads import PairTicket
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, Query, explicit_turn, pool_for
+from extproc.routing.query import Ask, Query, explicit_turn
 from extproc.routing.route import RouteSettings
 from extproc.routing.router import Decision, Router
 
@@ -127,9 +127,10 @@ class Stream:
             return self.exchange.decided(destination.nowhere(Reason.NO_POOL))
         router = self._services.router
         self._ask = self._asked(wanted, route)
-        pool = self._pool = pool_for(pools, router.adapters, self._ask.body)
+        pool, query = await router.read(pools, self._ask)
+        self._pool = pool
         try:
-            routed = self._routed = await router.pick(pool, route, self._ask, now=time.monotonic())
+            routed = self._routed = await router.pick(pool, route, self._ask, query, now=time.monotonic())
         except (NoInstance, Shed) as error:
             return self._refuse(route, error)
         self._decision_s = time.perf_counter() - started

@@ -12,7 +12,7 @@ from typing import Any
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
 
 from extproc.base.headers import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
-from extproc.processor import messages
+from extproc.processor import large_body, messages
 from extproc.processor.messages import (
     Answer,
     BodyMode,
@@ -46,7 +46,8 @@ _NUMBERS = {mode: number for number, mode in _MODES.items()}
 
 def decode(data: bytes) -> Event:
     """One ProcessingRequest. Raises google.protobuf's DecodeError or ValueError on bytes that are none."""
-    message = ProcessingRequest.FromString(data)
+    large = large_body.taken_out(data) if len(data) > large_body.LEAST_BYTES else None
+    message = ProcessingRequest.FromString(data if large is None else large.rest)
     kind = message.WhichOneof("request")
     if kind == "request_headers":
         return messages.RequestHeaders(
@@ -58,7 +59,8 @@ def decode(data: bytes) -> Event:
         )
     if kind == "request_body":
         body = message.request_body
-        return messages.RequestBody(body.body, body.end_of_stream, _subset(message), _modes(message))
+        read = body.body if large is None else large.body
+        return messages.RequestBody(read, body.end_of_stream, _subset(message), _modes(message))
     if kind == "request_trailers":
         return messages.RequestTrailers()
     if kind == "response_headers":

@@ -18,7 +18,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any, Protocol
 
-from extproc.base.errors import RenderError
+from extproc.base.errors import BodyTooCostly, RenderError
 from extproc.base.media import STAND_IN, trimmed
 from extproc.base.model import MediaText, Prompt, Request
 from extproc.prompts import history, message_shapes, template, template_probes
@@ -47,6 +47,8 @@ _SLACK = 1 << 20
 class PromptRenderer(Protocol):
     """What the router asks of a renderer."""
 
+    collects: bool  # whether it copies the whole prompt with every message
+
     def render(self, request: Request) -> Prompt:
         """The prompt of a request. Raises RenderError, and nothing else."""
 
@@ -70,6 +72,7 @@ class Renderer:
             for name, chosen in templates.items()
             if template_probes.writes_ahead(partial(self._looks_ahead, chosen))
         }
+        self.collects = any(template.collects for template in templates.values())
         self._system_first = template_probes.wants_system_first(template.source for template in templates.values())
         self._marks = template_probes.marks(self._render_for_probe)
 
@@ -87,10 +90,10 @@ class Renderer:
         return cls(templates, Normalizer.load(files), files.named_tokens(), Vocabulary.of(files))
 
     def render(self, request: Request) -> Prompt:
-        """The prompt of a request. Raises RenderError, and nothing else."""
+        """The prompt of a request. Raises RenderError and BodyTooCostly, and MemoryError where there is too little."""
         try:
             return self._prompt(request)
-        except RenderError:
+        except (RenderError, BodyTooCostly, MemoryError):
             raise
         except Exception as error:  # a template may raise anything
             raise RenderError(f"the chat template failed: {type(error).__name__}: {str(error)[:200]}") from error
@@ -199,6 +202,8 @@ class PlainRenderer:
     Prompts that begin alike give bytes that begin alike, which is all that routing by what was routed needs; they are
     no engine's bytes.
     """
+
+    collects = False
 
     def render(self, request: Request) -> Prompt:
         """The prompt of a request. Raises RenderError, and nothing else."""

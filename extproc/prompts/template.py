@@ -81,6 +81,7 @@ class ChatTemplate:
         except TemplateError as error:
             raise ConfigError(f"the chat template does not compile: {error}") from error
         self.wants_parts = _wants_parts(tree)
+        self.collects = _collects(tree)
         self.names_developer = '"developer"' in source or "'developer'" in source
         self.source = source
 
@@ -189,6 +190,30 @@ def _tojson(
 
 def _raise_exception(message: str) -> None:
     raise TemplateError(message)
+
+
+def _collects(tree: nodes.Template) -> bool:
+    """Whether the template keeps all that it has written in a namespace, and copies it with every message: long
+    requests of many messages then cost their length times their number."""
+    return any(
+        isinstance(assigned.target, nodes.NSRef)
+        and any(_grows(made, assigned.target) for made in (assigned.node, *assigned.node.find_all(nodes.Expr)))
+        for assigned in tree.find_all(nodes.Assign)
+    )
+
+
+def _grows(made: nodes.Node, kept: nodes.NSRef) -> bool:
+    """Whether an expression adds text to what is kept, and not a number."""
+    if not isinstance(made, nodes.Add | nodes.Concat):
+        return False
+    parts = made.nodes if isinstance(made, nodes.Concat) else [made.left, made.right]
+    counts = any(isinstance(part, nodes.Const) and isinstance(part.value, int) for part in parts)
+    return not counts and any(
+        isinstance(part, nodes.Getattr)
+        and isinstance(part.node, nodes.Name)
+        and (part.node.name, part.attr) == (kept.name, kept.attr)
+        for part in parts
+    )
 
 
 def _wants_parts(tree: nodes.Template) -> bool:

@@ -1,7 +1,8 @@
 """Anthropic's Messages API: its body -> the chat request that vLLM 0.32 makes of it before it renders.
 
 Owns Anthropic's blocks and what becomes of each. Refuses to know templates: where vLLM asks the template what to do
-(`Request.anthropic`), the renderer does. Raises `UnreadableBody` for what is no such request, and nothing else.
+(`Request.anthropic`), the renderer does. Raises `UnreadableBody` for what is no such request,
+`BodyTooCostly` for too much of it, and nothing else.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from extproc.base.errors import UnreadableBody
+from extproc.requests import limits
 from extproc.requests.chat import BILLING_HEADER, Json
 
 _ROLES = frozenset({"user", "assistant", "system"})
@@ -23,7 +25,7 @@ def chat(body: Json) -> Json:
     if not isinstance(raw, list) or not raw:
         raise UnreadableBody("`messages` is not a list of at least one message")
     messages = _system(body.get("system"))
-    for message in raw:
+    for message in limits.bounded(raw, limits.MESSAGES, "messages"):
         messages += _messages(message)
     converted: Json = {
         "messages": messages,
@@ -125,7 +127,8 @@ def _results(call: str, content: Any) -> list[Json]:
 
 def _tools(raw: Any, messages: list[Any]) -> list[Json] | None:
     """The tools in effect at the end of the conversation, which system messages may add and remove."""
-    tools = None if raw is None else [_checked_tool(tool) for tool in _list(raw, "tools")]
+    given = None if raw is None else limits.bounded(_list(raw, "tools"), limits.TOOLS, "tools")
+    tools = None if given is None else [_checked_tool(tool) for tool in given]
     changes = [
         block
         for message in messages
@@ -196,7 +199,7 @@ def _arguments(raw: Any) -> Json:
 
 
 def _blocks(raw: Any) -> list[Json]:
-    blocks = _list(raw, "content")
+    blocks = limits.bounded(_list(raw, "content"), limits.PARTS, "blocks")
     for block in blocks:
         if not isinstance(block, dict) or not isinstance(block.get("type"), str):
             raise UnreadableBody("a block of `content` is not an object with a type")

@@ -19,7 +19,7 @@ import msgspec
 
 from extproc.base.errors import UnreadableBody, UnsupportedApi
 from extproc.base.model import Request
-from extproc.requests import anthropic, chat, responses
+from extproc.requests import anthropic, chat, limits, responses
 from extproc.requests.bodies import document, utf8
 from extproc.requests.paths import Api, api_of
 
@@ -29,8 +29,8 @@ Body = dict[str, Any]
 def parse(path: str, body: bytes) -> Request:
     """Read the body of a request to `path`.
 
-    Raises UnsupportedApi for a path that leads to no API of ours and UnreadableBody for a body that is no request of
-    its API; no input raises anything else.
+    Raises UnsupportedApi for a path that leads to no API of ours, UnreadableBody for a body that is no request of its
+    API, and BodyTooCostly for one that holds too much (`limits.py`); no input raises anything else.
     """
     api = api_of(path)
     if api is None:
@@ -128,13 +128,14 @@ _READERS: Mapping[Api, Callable[[Body], Request]] = {
 def _prompt(raw: Any) -> str | Sequence[int]:
     """A text or token ids; of several prompts, which vLLM takes in one request, the longest: it costs the most."""
     if isinstance(raw, list) and raw and not isinstance(raw[0], int):
+        limits.bounded(raw, limits.PROMPTS, "prompts")
         kind = type(raw[0])
         if kind not in (str, list) or not all(isinstance(prompt, kind) for prompt in raw):
             raise UnreadableBody("`prompt` holds neither texts nor lists of token ids")
         raw = max(raw, key=len)
     if not isinstance(raw, str | list) or not raw:
         raise UnreadableBody("`prompt` is neither text nor token ids, or is empty")
-    return raw
+    return raw if isinstance(raw, str) else limits.bounded(raw, limits.TOKEN_IDS, "token ids")
 
 
 def _template_kwargs(body: Body) -> Body:

@@ -6,7 +6,8 @@ of a content are joined to one string, and whether `developer` becomes `system`,
 A normalised message has `role`, `content` and whatever else vLLM hands on to a template. Its content is the string
 that was sent, or a list of parts: dicts whose `type` is `text`, `image`, `audio`, `video` or `tool_reference`; media
 carry a digest with them (`media.py`).
-Every function raises `UnreadableBody` for what is no such thing, and nothing else but RecursionError.
+Every function raises `UnreadableBody` for what is no such thing, `BodyTooCostly` for too many of them (`limits.py`),
+and nothing else but RecursionError.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import msgspec
 
 from extproc.base.errors import UnreadableBody
+from extproc.requests import limits
 from extproc.requests.media import Medium, digest
 
 Json = dict[str, Any]
@@ -64,14 +66,17 @@ def messages(raw: Any) -> list[Json]:
     """The `messages` of a request: at least one."""
     if not isinstance(raw, list) or not raw:
         raise UnreadableBody("`messages` is not a list of at least one message")
-    return [_message(message) for message in raw]
+    read = [_message(message) for message in limits.bounded(raw, limits.MESSAGES, "messages")]
+    media = [part for message in read if not isinstance(message["content"], str) for part in message["content"]]
+    limits.bounded([part for part in media if isinstance(part, Medium)], limits.MEDIA, "media")
+    return read
 
 
 def tools(raw: Any) -> list[Json] | None:
     """The `tools` of a request; None for none (vLLM refuses an empty list since 0.32, and took it for none before)."""
     if raw is not None and not isinstance(raw, list):
         raise UnreadableBody("`tools` is not a list")
-    return [_tool(tool) for tool in raw] if raw else None
+    return [_tool(tool) for tool in limits.bounded(raw, limits.TOOLS, "tools")] if raw else None
 
 
 def _message(raw: Any) -> Json:
@@ -101,7 +106,7 @@ def _add_calls_and_reasoning(message: Json, raw: Json) -> None:
     if calls:
         if not isinstance(calls, list):
             raise UnreadableBody("`tool_calls` is not a list")
-        message["tool_calls"] = [_tool_call(call) for call in calls]
+        message["tool_calls"] = [_tool_call(call) for call in limits.bounded(calls, limits.PARTS, "calls")]
     reasoning = raw.get("reasoning")
     if reasoning is None:
         reasoning = raw.get("reasoning_content")
@@ -114,7 +119,7 @@ def _parts(raw: Any) -> list[Json]:
         return []
     if not isinstance(raw, list):
         raise UnreadableBody("`content` is neither text nor a list of parts")
-    parts = (_part(part) for part in raw)
+    parts = (_part(part) for part in limits.bounded(raw, limits.PARTS, "parts"))
     return [part for part in parts if part is not None]
 
 
@@ -181,7 +186,8 @@ def _developer_tools(raw: Any) -> list[Json] | None:
         raise UnreadableBody("`tools` of a message is not a list")
     order = ("name", "description", "parameters", "strict")
     return [
-        _ordered(tool | {"function": _ordered(_function(tool, "tools"), *order)}, "function", "type") for tool in raw
+        _ordered(tool | {"function": _ordered(_function(tool, "tools"), *order)}, "function", "type")
+        for tool in limits.bounded(raw, limits.TOOLS, "tools")
     ]
 
 

@@ -2,7 +2,7 @@
 
 Owns the items of `input`, and where a response's id stands in what an engine answers. Refuses to know templates.
 Models of the Harmony format (gpt-oss), which vLLM renders without a chat template, are not for this module.
-Raises `UnreadableBody` for what is no such request, and nothing else.
+Raises `UnreadableBody` for what is no such request, `BodyTooCostly` for too much of it, and nothing else.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import re
 from typing import Any
 
 from extproc.base.errors import UnreadableBody
+from extproc.requests import limits
 from extproc.requests.chat import Json
 from extproc.requests.paths import MAX_ID
 
@@ -84,7 +85,7 @@ def _messages(items: list[Any]) -> list[Json]:
     """Reasoning, text and calls of one reply are items of their own; as far as they follow each other they are one
     message."""
     messages: list[Json] = []
-    for item in items:
+    for item in limits.bounded(items, limits.MESSAGES, "items"):
         if not isinstance(item, dict):
             raise UnreadableBody("an item of `input` is not an object")
         name, value = _of_reply(item)
@@ -155,6 +156,7 @@ def _tools(raw: Any) -> list[Json] | None:
         return None
     if not isinstance(raw, list):
         raise UnreadableBody("`tools` is not a list")
+    limits.bounded(raw, limits.TOOLS, "tools")
     return [{"type": "function", "function": function} for tool in raw for function in _functions(tool)]
 
 

@@ -7,14 +7,16 @@ Owns what becomes of each way in which a request cannot be read, and the turn: t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from extproc.base import blocks
-from extproc.base.errors import RenderError, UnreadableBody, UnsupportedApi
+from extproc.base.errors import BodyTooCostly, RenderError, TakesLong, UnreadableBody, UnsupportedApi
 from extproc.base.headers import TURN
 from extproc.base.model import Prompt, Reason, Request
 from extproc.requests import apis, paths
+from extproc.requests.cost import rendering_us
 from extproc.requests.turns import asked, turns
 from extproc.routing import lora
 from extproc.routing.disaggregation.bodies import divisible
@@ -25,6 +27,7 @@ from extproc.routing.pools.pool import Pool
 
 _log = logging.getLogger(__name__)
 
+MAX_KEYS = 65_536  # of a prompt: 16 MB in blocks of 256 bytes; what follows is counted, and not looked up
 MAX_TURN_DIGITS = 9  # a longer number is no number of turns
 
 
@@ -33,7 +36,7 @@ class Ask:
     """A request as it came: its body, or why there is none, and the instances that the gateway allows."""
 
     path: str = ""
-    body: bytes | None = None
+    body: bytes | memoryview | None = None
     degraded: Reason | None = None  # why there is no body
     turn: int | None = None  # the client's own word; None where it said nothing
     subset: Subset | None = None  # the gateway's hint: choose among these
@@ -102,20 +105,23 @@ def pool_for(pools: Sequence[Pool], announced: Callable[[str], Announced], body:
     return max(pools, key=lambda pool: len(announced(pool.name).get(model, ())))
 
 
-def read(pool: Pool, announced: Announced, ask: Ask) -> Query:
+def read(pool: Pool, announced: Announced, ask: Ask, most_us: float = math.inf) -> Query:
     """Parse, render and hash a request. Whatever goes wrong is the query's `degraded`.
 
-    `announced` are the LoRA adapters that the pool's engines did.
+    `announced` are the LoRA adapters that the pool's engines did. Raises TakesLong, and nothing else, where the
+    template would take more than about `most_us` microseconds.
     """
     if ask.body is None:
         return Query(ask.turn or 0, degraded=ask.degraded, response=paths.response_in(ask.path))
-    query = _of_body(pool, announced, ask.path, ask.body, ask.turn)
+    body = bytes(ask.body)
+    query = _of_body(pool, announced, ask, body, most_us)
     if query.degraded is None and pool.disaggregated:
-        return replace(query, divisible=divisible(ask.path, ask.body))
+        return replace(query, divisible=divisible(ask.path, body))
     return query
 
 
-def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int | None) -> Query:
+def _of_body(pool: Pool, announced: Announced, ask: Ask, body: bytes, most_us: float) -> Query:
+    path, turn = ask.path, ask.turn
     known = turn or 0
     try:
         request = apis.parse(path, body)
@@ -125,13 +131,20 @@ def _of_body(pool: Pool, announced: Announced, path: str, body: bytes, turn: int
             return Query(known, degraded=Reason.UNKNOWN_RESPONSE, response=known_by, stores=request.stored)
         if not request.prefills:
             return Query(known, degraded=Reason.NO_PREFILL)
+        if most_us < math.inf and rendering_us(request, most_us, collects=pool.renderer.collects) > most_us:
+            raise TakesLong("many messages or tools")
         prompt = pool.renderer.render(request)
         roots = lora.roots(pool, announced, request.model, request.cache_salt)
         text = prompt.data[: prompt.matchable] if prompt.media is None else prompt.media.data
+        text = text[: MAX_KEYS * pool.block_bytes]
         chain = blocks.extend(text, roots.root, pool.block_bytes)
         base_chain = blocks.extend(text, roots.base, pool.block_bytes) if roots.base is not None else ()
         media = _media(pool, request, prompt)
         spoken = _spoken(request, roots.root) if turn is None and media is None else None
+    except TakesLong:
+        raise
+    except (BodyTooCostly, MemoryError):
+        return Query(known, degraded=Reason.BODY_TOO_COSTLY)
     except UnreadableBody:
         return Query(known, degraded=Reason.UNREADABLE_BODY)
     except UnsupportedApi:

@@ -1,4 +1,4 @@
-"""From a request to an instance. `Router.pick` reads top to bottom; its only await is the index.
+"""From a request to an instance. `Router.pick` reads top to bottom; it awaits the reader of bodies and the index.
 
 Everything between reading the loads and counting the request is synchronous, so no two decisions of one process can
 see the same idle instance. What cannot be read is routed by load alone, with the reason; only a request that no
@@ -23,7 +23,8 @@ from extproc.routing.pools.admission import Admission
 from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.ties import Kind
-from extproc.routing.query import Ask, Query, read
+from extproc.routing.query import Ask, Query
+from extproc.routing.reading import AtOnce, Reader, Reading
 from extproc.routing.route import RouteSettings
 from extproc.routing.shadow import Opinion, opinions
 from extproc.routing.verdict import fallbacks, shed, verdict
@@ -52,19 +53,30 @@ class Decision:
 class Router:
     """Routes the requests of all pools. It remembers no session: the turn comes from the request itself."""
 
-    def __init__(self, index: Index, loads: Loads, seed: Callable[[], int] = lambda: 0) -> None:
+    def __init__(
+        self, index: Index, loads: Loads, seed: Callable[[], int] = lambda: 0, reader: Reader | None = None
+    ) -> None:
         """`seed` draws 64 random bits for policies that want them."""
+        self._reader = reader or AtOnce()
         self.adapters = index.adapters  # by a pool's name: the LoRA adapters that its engines announced
         self._index = index
         self._loads = loads
         self._seed = seed
 
-    async def pick(self, pool: Pool, route: RouteSettings, ask: Ask, *, now: float) -> Decision:
+    async def read(self, pools: Sequence[Pool], ask: Ask) -> Reading:
+        """Which of the pools serves the request's model, and what it asks of the caches there. Raises nothing."""
+        return await self._reader.read(pools, self.adapters, ask)
+
+    async def pick(
+        self, pool: Pool, route: RouteSettings, ask: Ask, query: Query | None = None, *, now: float
+    ) -> Decision:
         """Choose an instance and count the request there. `now` is in seconds, of any monotonic clock.
 
-        Raises NoInstance where no instance is admitted, Shed where all are at their limit, and nothing else.
+        `query` is what `read` made of the request, where that was done. Raises NoInstance where no instance is
+        admitted, Shed where all are at their limit, and nothing else.
         """
-        query = read(pool, self.adapters(pool.name), ask)
+        if query is None:
+            query = (await self.read([pool], ask)).query
         if query.spoken is not None and pool.few_shot.begins(query.spoken):
             query = replace(query, turn=0, history=0)
         if query.response is not None:

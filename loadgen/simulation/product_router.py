@@ -84,6 +84,8 @@ class ProductRouter:
 class _NoPrompts:
     """The simulation renders nothing: queries come ready made."""
 
+    collects = False
+
     def render(self, request: Request) -> NoReturn:
         raise RenderError("a simulated pool has no templates")
 

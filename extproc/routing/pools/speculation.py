@@ -15,6 +15,11 @@ from collections.abc import Mapping, Sequence
 
 from extproc.base.facts import Fact
 
+# Keys of one prompt that are a hint: a million tokens. A follow-up to a longer one comes after minutes of prefill, when
+# the engine has spoken; and to note and to forget so many takes milliseconds.
+LONGEST = 16_384
+# Keys that are forgotten at a time because they are too old: what is left waits for the next call, and counts no more.
+FORGOTTEN = 32_768
 # Facts that wait because an answer of the index may be older than they are. Picks come more often, or nobody reads.
 WAITING = 64
 
@@ -68,7 +73,7 @@ class Speculation:
 
         What may not fill a block of the engine at the end of the prompt is no hint: nothing may ever be said of it.
         """
-        until = min(known + self._capacity, len(chain) + 1 - self._spans.get(instance, 1))
+        until = min(known + min(self._capacity, LONGEST), len(chain) + 1 - self._spans.get(instance, 1))
         sent = _Sent(instance, known, chain[known : max(known, until)], now)
         if sent.keys:
             self._prompts.append(sent)
@@ -89,7 +94,8 @@ class Speculation:
         high = len(chain)
         while low < high:
             middle = (low + high) // 2
-            if chain[middle] in self._newest:
+            hint = self._newest.get(chain[middle])
+            if hint is not None and now - hint.at < self._ttl_s:
                 low = middle + 1
             else:
                 high = middle
@@ -133,6 +139,9 @@ class Speculation:
         sent.keys = sent.keys[count:]
 
     def _trim(self, now: float) -> None:
+        least = self._blocks - FORGOTTEN
         while self._prompts and (self._blocks > self._capacity or now - self._prompts[0].at >= self._ttl_s):
+            if self._blocks < least and self._blocks <= self._capacity:
+                return
             gone = self._prompts.popleft()
             self._advance(gone, len(gone.keys))

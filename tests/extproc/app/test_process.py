@@ -147,7 +147,7 @@ def test_ctrl_c_during_imports(process: Process, slow: str) -> None:
     process.start(*SERVE, before=SLOW_IMPORT.replace("NAME", slow))
     process.read_until("importing")
     assert process.end(signal.SIGINT) == 130
-    assert "Traceback" not in process.output
+    assert "Traceback" not in process.output, process.output
 
 
 def test_ctrl_c_during_imports_of_the_load_generator(process: Process) -> None:
@@ -155,7 +155,7 @@ def test_ctrl_c_during_imports_of_the_load_generator(process: Process) -> None:
     process.start("--help", before=SLOW_IMPORT.replace("NAME", "loadgen.cli"), module="loadgen")
     process.read_until("importing")
     assert process.end(signal.SIGINT) == 130
-    assert "Traceback" not in process.output
+    assert "Traceback" not in process.output, process.output
 
 
 def test_a_python_without_our_dependencies_is_told_what_to_do(process: Process) -> None:
@@ -163,7 +163,7 @@ def test_a_python_without_our_dependencies_is_told_what_to_do(process: Process) 
     process.start(*SERVE, python=["-S"])
     assert process.wait() == 1
     assert "run `make run` once or `pip install .`, then `.venv/bin/python -m extproc" in process.output
-    assert "Traceback" not in process.output
+    assert "Traceback" not in process.output, process.output
 
 
 @pytest.mark.parametrize("early", [True, False], ids=["while it imports", "while it serves"])
@@ -184,7 +184,7 @@ def test_sighup_ends_nothing(process: Process, early: bool) -> None:
 
 
 def test_a_child_gets_the_settings_that_were_checked(process: Process, tmp_path: Path) -> None:
-    """An operator's half-done edit does not meet a worker or a follower that is started again; and no command line
+    """An operator's half-done edit does not meet a worker or any other child that is started again; and no command line
     shows the password of the index, wherever it was given."""
     yaml = envoy_yaml.write(envoy_yaml.clean(), tmp_path)
     secret = tmp_path / "index"
@@ -195,7 +195,7 @@ def test_a_child_gets_the_settings_that_were_checked(process: Process, tmp_path:
         process.start("serve", "--envoy-yaml", str(yaml), *ANYWHERE, *options)
         process.read_until("serving ext_proc", times=2)
         first = process.children()
-        assert len(first) == 2
+        assert len(first) == 3, "another worker, a follower, and what reads large bodies"
         assert not any("geheim" in command for command in first.values())
         yaml.write_text(yaml.read_text()[:200])
         secret.unlink()
@@ -203,6 +203,7 @@ def test_a_child_gets_the_settings_that_were_checked(process: Process, tmp_path:
             os.kill(pid, signal.SIGKILL)
         process.read_until("serving ext_proc", times=3)
         assert process.output.count("ended with status -9") == 2
-        assert sorted(process.children().values()) == sorted(first.values())
+        while sorted(process.children().values()) != sorted(first.values()):
+            time.sleep(0.05)  # until the test's own timeout
         assert process.end() == 0
-        assert "Traceback" not in process.output
+        assert "Traceback" not in process.output, process.output

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from extproc.base.facts import Fact
-from extproc.routing.pools.speculation import WAITING, Speculation
+from extproc.routing.pools.speculation import LONGEST, WAITING, Speculation
 
 A = [1, 2, 3, 4]
 
@@ -168,3 +168,24 @@ def test_the_books_balance(steps: list[tuple[str, int, bool]]) -> None:
     sent.expire(now + 6.0)
     assert len(sent) == 0
     assert not sent._newest
+
+
+def test_a_very_long_prompt_is_a_hint_of_its_beginning() -> None:
+    """To note and to forget all keys of it would take milliseconds; its follow-up comes after minutes of prefill."""
+    hints = Speculation()
+    chain = list(range(1, 3 * LONGEST))
+    hints.note("a", chain, 0, now=0.0)
+    assert hints.match(chain, {}, now=1.0) == {"a": LONGEST}
+
+
+def test_what_is_too_old_is_forgotten_in_pieces() -> None:
+    """Each call forgets some of it; what is still there counts no more."""
+    hints = Speculation()
+    chains = [list(range(start, start + LONGEST)) for start in range(1, 6 * LONGEST, LONGEST)]
+    for chain in chains:
+        hints.note("a", chain, 0, now=0.0)
+    assert hints.match(chains[-1], {}, now=100.0) == {}
+    assert 0 < len(hints) < len(chains) * LONGEST
+    for _ in chains:
+        hints.expire(now=100.0)
+    assert len(hints) == 0
