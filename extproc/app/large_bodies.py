@@ -87,4 +87,4 @@ def _facts(pool: PoolSettings) -> PoolFacts:
 
 def _candidate(pool: Pool, announced: Announcements) -> Candidate:
     adapters = dict(announced(pool.name))
-    return Candidate(pool.name, adapters, pool.instances if adapters or pool.disaggregated else ())
+    return Candidate(pool.name, pool.secret, adapters, pool.instances if adapters or pool.disaggregated else ())

@@ -79,7 +79,7 @@ def _answer(pools: Mapping[str, Pool], head: bytes, body: bytes) -> Answer:
 
 
 def _told(pool: Pool, candidate: Candidate) -> Pool:
-    pool.instances = candidate.instances
+    pool.secret, pool.instances = candidate.secret, candidate.instances
     return pool
 
 

@@ -38,6 +38,7 @@ class Candidate(msgspec.Struct, frozen=True):
     """A pool that may serve the request, as it is at the moment."""
 
     name: str
+    secret: bytes | None  # of its keys
     announced: dict[str, Set[str]]  # by LoRA adapter, the names of the instances that announced it
     instances: Sequence[Instance] = ()  # where adapters or halves make them matter
 

@@ -28,6 +28,7 @@ SETTINGS = (
     PoolSettings("tiny", Discovery.STATIC, (), model_dir=MODEL_DIR),
 )
 POOLS = [pool_of(settings) for settings in SETTINGS]
+POOLS[0].secret, POOLS[1].secret = b"a secret", b"another"
 POOLS[1].instances = [Instance("10.0.0.1:8000"), Instance("10.0.0.2:8000")]
 
 
