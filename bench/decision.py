@@ -106,7 +106,7 @@ async def requests(target: str, payload: bytes, count: int, path: str = "/v1/cha
 
 def wait(process: subprocess.Popen[bytes], target: str) -> None:
     """Until it listens."""
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while time.monotonic() < deadline and process.poll() is None:
         with socket.socket() as probe:
             if probe.connect_ex(("127.0.0.1", int(target.rpartition(":")[2]))) == 0:

@@ -1,4 +1,4 @@
-"""The least ext_proc server: answers each message without looking. `bench/decision.py` runs it for comparison."""
+"""The least ext_proc server: answers each message without looking. Benchmarks run it beside ours: it is the floor."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import grpc
 import uvloop
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+
+from extproc.processor.grpc_health import GrpcHealth
 
 ANSWERS = {kind: ProcessingResponse() for kind in ("request_headers", "request_body", "response_headers")}
 for name, message in ANSWERS.items():
@@ -27,8 +29,11 @@ async def main(address: str) -> None:
     )
     service = "envoy.service.ext_proc.v3.ExternalProcessor"
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {"Process": method}),))
+    health = GrpcHealth()  # Envoy sends nothing to an ext_proc server whose health it cannot see
+    health.add_to(server)
     server.add_insecure_port(address)
     await server.start()
+    await health.set(ready=True)
     await server.wait_for_termination()
 
 

@@ -79,7 +79,7 @@ class Ports:
         """Free ones. Raises StackFailed where the one that Envoy is to have is taken."""
         if options.port is not None and listens(options.port):
             raise StackFailed(f"port {options.port} is in use by another program: choose another port")
-        metrics, health, first = (_spaced(options.workers + 1) for _ in range(3))
+        metrics, health, first = (spaced(options.workers + 1) for _ in range(3))
         extproc = range(first, first + STRIDE * options.workers, STRIDE)
         return cls(options.port or free_port(), free_port(), metrics, health, extproc)
 
@@ -122,7 +122,7 @@ def _endpoint(engine: Engine, role: str, sidecar: Sidecar | None, *, events: boo
     return endpoint
 
 
-def _spaced(count: int) -> int:
+def spaced(count: int) -> int:
     """The first of `count` free ports, STRIDE apart."""
     while True:
         first = free_port()
