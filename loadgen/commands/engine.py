@@ -86,6 +86,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="tokens of one step; longer prompts are prefilled in chunks (%(default)s)",
     )
     cache.add_argument(
+        "--long-prefill-token-threshold",
+        type=int,
+        default=default.limits.long_prefill,
+        metavar="N",
+        help="tokens of one prompt in a step at most; 0: the whole step (%(default)s)",
+    )
+    cache.add_argument(
         "--max-num-seqs", type=int, default=default.limits.sequences, metavar="N", help="running at once (%(default)s)"
     )
     events = parser.add_argument_group("KV events")
@@ -113,6 +120,8 @@ def run(args: argparse.Namespace) -> int:
             raise CommandError(f"--{name.replace('_', '-')} {value}: a positive number is needed")
     if args.port > 65_535:
         raise CommandError(f"--port {args.port}: ports end at 65535")
+    if args.long_prefill_token_threshold < 0:
+        raise CommandError("--long-prefill-token-threshold: 0 or a positive number is needed")
     if args.time_scale < 0:
         raise CommandError(f"--time-scale {args.time_scale}: time does not run backwards; 0 is as fast as possible")
     if args.kv_replay and not args.kv_events:
@@ -128,7 +137,7 @@ def run(args: argparse.Namespace) -> int:
         blocks=args.blocks,
         block_size=args.block_size,
         max_model_len=args.max_model_len,
-        limits=Limits(args.max_num_batched_tokens, args.max_num_seqs),
+        limits=Limits(args.max_num_batched_tokens, args.max_num_seqs, args.long_prefill_token_threshold),
         kv_events=Addresses(args.kv_events, args.kv_replay, args.kv_topic) if args.kv_events else None,
         event_format=Format(args.event_format),
         bytes_hashes=args.bytes_hashes,

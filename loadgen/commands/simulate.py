@@ -90,6 +90,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=default.layout,
         help="disaggregated: the instances only prefill, an ideal decoder takes over (%(default)s)",
     )
+    cluster.add_argument(
+        "--batch-tokens",
+        type=int,
+        default=default.batch_tokens,
+        metavar="N",
+        help="of one step, as vLLM's --max-num-batched-tokens (%(default)s)",
+    )
+    cluster.add_argument(
+        "--long-prefill-threshold",
+        type=int,
+        default=default.long_prefill_threshold,
+        metavar="N",
+        help="of these for one prompt at most, as --long-prefill-token-threshold; 0: no limit (%(default)s)",
+    )
     cluster.add_argument("--local-tokens", type=int, metavar="N", help="an instance's KV cache (the model's)")
     cluster.add_argument("--block-size", type=int, metavar="N", help="tokens; a multiple of the workload's (the same)")
     cluster.add_argument(
@@ -148,6 +162,8 @@ def scenario(args: argparse.Namespace) -> Scenario:
         instances=args.instances,
         model=args.model,
         block_size=args.block_size,
+        batch_tokens=args.batch_tokens,
+        long_prefill_threshold=args.long_prefill_threshold,
         local_tokens=args.local_tokens,
         global_ratio=args.global_ratio,
         fetch=args.fetch,

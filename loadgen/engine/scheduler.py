@@ -59,6 +59,7 @@ class Limits:
 
     batch_tokens: int = 8192  # --max-num-batched-tokens
     sequences: int = 1024  # --max-num-seqs
+    long_prefill: int = 0  # --long-prefill-token-threshold: tokens of one prompt in a step at most; 0: the whole budget
 
 
 class Scheduler(ABC, Generic[T, E]):
@@ -148,7 +149,7 @@ class Scheduler(ABC, Generic[T, E]):
 
     def _prefill(self, task: T, budget: int, scheduled: list[T], chunks: list[tuple[int, int]]) -> int:
         """Schedule a chunk of a prompt; its tokens."""
-        new = min(task.prompt - task.computed, budget)
+        new = min(task.prompt - task.computed, budget, self.limits.long_prefill or budget)
         chunks.append((new, task.computed))
         self._compute(task, new)
         scheduled.append(task)

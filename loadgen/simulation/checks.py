@@ -13,8 +13,8 @@ from loadgen.simulation.scenario import Scenario
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.traces import detect
 
-POSITIVE = ("rate", "measure_s", "instances", "block_size", "local_tokens", "fetch_gbps", "slo.tpot_s")
-FROM_ZERO = ("warmup_s", "global_ratio", "slo.ttft_s", "slo.ttft_per_token_s")
+POSITIVE = ("rate", "measure_s", "instances", "block_size", "batch_tokens", "local_tokens", "fetch_gbps", "slo.tpot_s")
+FROM_ZERO = ("long_prefill_threshold", "warmup_s", "global_ratio", "slo.ttft_s", "slo.ttft_per_token_s")
 
 
 class UnfitValue(ImpossibleScenario):

@@ -13,7 +13,7 @@ from itertools import count
 
 from extproc.routing.pools.loads import PairTicket
 from extproc.routing.router import Decision
-from loadgen.engine.scheduler import Step
+from loadgen.engine.scheduler import Limits, Step
 from loadgen.engine.timing import PROFILES
 from loadgen.results.records import Row
 from loadgen.simulation.caches import GlobalTier, LocalCache
@@ -80,6 +80,7 @@ class _Cluster:
                 tier,
                 scenario.fetch,
                 scenario.fetch_gbps,
+                Limits(scenario.batch_tokens, long_prefill=scenario.long_prefill_threshold),
             )
             for name in names
         }

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from loadgen.engine.scheduler import Scheduler, Step, Task
+from loadgen.engine.scheduler import Limits, Scheduler, Step, Task
 from loadgen.engine.timing import GB, Accelerator
 from loadgen.results.records import Row
 from loadgen.simulation.caches import GlobalTier, LocalCache
@@ -60,8 +60,9 @@ class SimulatedInstance(Scheduler[SimulatedTask, Event]):
         tier: GlobalTier | None,
         fetch: Fetch,
         gbps: float,
+        limits: Limits | None = None,
     ) -> None:
-        super().__init__(profile)
+        super().__init__(profile, limits)
         self.name = name
         self._cache = cache
         self._block_size = block_size

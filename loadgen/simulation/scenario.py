@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from loadgen.engine.scheduler import Limits
 from loadgen.results.records import Slo
 from loadgen.workloads.trace import Dispatch
 
@@ -52,6 +53,8 @@ class Scenario:
     instances: int = 32
     model: str = "30b-h20"  # a row of timing.PROFILES
     block_size: int | None = None  # of the simulated caches; None: the trace's own
+    batch_tokens: int = Limits().batch_tokens  # of one step of an instance
+    long_prefill_threshold: int = 0  # of these, for one prompt at most; 0: no such limit
     local_tokens: int | None = None  # an instance's KV cache; None: what the model leaves on its accelerator
     global_ratio: float = 4.6  # the global tier's tokens an instance / local tokens; 0: no global tier
     fetch: Fetch = Fetch.BLOCKING

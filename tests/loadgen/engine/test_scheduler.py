@@ -141,3 +141,15 @@ def test_at_least_one_step_is_taken() -> None:
     """No duration, or one that has passed, is a step all the same: one that has begun is always finished."""
     assert H20.decode_steps(3, 100, 0.0) == 1
     assert H20.decode_steps(3, 100, -1.0) == 1
+
+
+@pytest.mark.parametrize(("threshold", "first"), [(0, [24]), (8, [8, 6])])
+def test_a_long_prompt_leaves_room_in_a_step(threshold: int, first: list[int]) -> None:
+    """With vLLM's --long-prefill-token-threshold a short prompt behind a long one is computed in the same step."""
+    subject = Instance[Request](H20, 100, SIZE, Limits(batch_tokens=24, long_prefill=threshold))
+    long, short = request("a" * 60, 1), request("b" * 6, 1, 1)
+    subject.submit(long)
+    subject.submit(short)
+    step = subject.begin(0.0)
+    assert step is not None
+    assert [task.computed for task in step.scheduled] == first

@@ -55,7 +55,7 @@ scenarios = pytest.mark.parametrize(
         replace(SMALL, policy="random", global_ratio=0.0, dispatch=Dispatch.TRACE),
         replace(SMALL, policy="lmetric", local_tokens=6_000, instances=8, fetch=Fetch.ASYNC, global_ratio=20.0),
         replace(SMALL, layout=Layout.DISAGGREGATED),
-        replace(SMALL, block_size=64),
+        replace(SMALL, block_size=64, batch_tokens=2048, long_prefill_threshold=512),
         replace(SMALL, index=IndexView.NEVER_EVICTING),
         replace(SMALL, index=IndexView.ROUTED),
     ],
