@@ -16,7 +16,7 @@ from extproc.admin.explain import Explainer
 from extproc.admin.http import Admin
 from extproc.admin.state import StatePage
 from extproc.app import memory, mismatch_watch, stalls
-from extproc.app.options import Options
+from extproc.app.options import Address, Options
 from extproc.app.pools import Files, files_of, pool_of
 from extproc.base import metrics
 from extproc.base.blocks import SECRET_BYTES
@@ -86,13 +86,13 @@ class Node:
             listener = FactListener.from_url(options.index, self._heard)
             self._tasks.append(asyncio.create_task(listener.run(), name="facts of the engines"))
         self._discovery = Discovery(settings, self._changed)
-        explained = options.metrics.local or options.debug_explain
+        explained = options.debug_explain or (options.debug_address is not None and options.debug_address.local)
         self._explainer = Explainer(self.router, self.loads, self.pools, settings.default)
         self._checker = HealthChecker(self.pools, _checks(settings))
         self.page = StatePage(self.pools, self.index, self.loads, self._reports)
         if options.shared:
             self.page.redis = standing.shown
-        self._admin = Admin(self.state, self.explain if explained else None)
+        self._admin = Admin(self.state, self.explain if explained else None, tokens=options.debug_tokens)
 
     async def start(self) -> None:
         """Find the instances, follow their events, open the admin port. Raises ConfigError where that is taken."""
@@ -114,10 +114,16 @@ class Node:
         self._tasks.append(asyncio.create_task(stalls.watch(), name="stalls of the loop"))
         self._tasks.append(asyncio.create_task(memory.give_back(), name="memory goes back"))
         self._tasks.append(asyncio.create_task(mismatch_watch.watch(self.pools, self.index), name="mismatch"))
+        metrics_at, debug_at = self._options.metrics, self._options.debug_address
+        await self._open("--metrics", metrics_at, metrics=True, debug=debug_at == metrics_at)
+        if debug_at is not None and debug_at != metrics_at:
+            await self._open("--debug", debug_at, metrics=False, debug=True)
+
+    async def _open(self, flag: str, address: Address, *, metrics: bool, debug: bool) -> None:
         try:
-            await self._admin.start(self._options.metrics.host, self._options.metrics.port)
+            await self._admin.start(address.host, address.port, metrics=metrics, debug=debug)
         except OSError as error:
-            raise ConfigError(f"--metrics: cannot listen on {self._options.metrics}: {error.strerror}") from error
+            raise ConfigError(f"{flag}: cannot listen on {address}: {error.strerror}") from error
 
     async def close(self) -> None:
         """Stop everything, in the opposite order."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Final
@@ -32,6 +33,13 @@ class Address:
             return False
 
 
+class Debug(Enum):
+    """Where `/debug` is served, where it has no address of its own."""
+
+    WITH_METRICS = "with metrics"
+    OFF = "off"
+
+
 @dataclass(frozen=True, slots=True)
 class Options:
     """What one process is told besides its settings."""
@@ -50,10 +58,19 @@ class Options:
     tokens: tuple[str, ...] = field(default=(), repr=False)  # of which Envoy must show one
     max_streams: int = MAX_STREAMS  # of one connection
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
+    debug: Address | Debug = Debug.WITH_METRICS  # where /debug is served
+    debug_tokens: tuple[str, ...] = field(default=(), repr=False)  # of which /debug wants one
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
     watch: bool = False  # read the Envoy YAML again when it changes
     log_level: str = "info"
     replica: str = ""  # name of the process that this one replaces: it takes over at once what that one followed
+
+    @property
+    def debug_address(self) -> Address | None:
+        """Of /debug; None where it is not served."""
+        if self.debug is Debug.WITH_METRICS:
+            return self.metrics
+        return None if self.debug is Debug.OFF else self.debug
 
     @property
     def shared(self) -> bool:

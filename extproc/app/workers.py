@@ -18,7 +18,7 @@ from functools import partial
 from extproc.app import serve as process
 from extproc.app.child_job import ChildJob, Role
 from extproc.app.configuration import Changes, Configuration
-from extproc.app.options import Address, Options
+from extproc.app.options import Address, Debug, Options
 from extproc.base.errors import ConfigError
 from extproc.config import Settings
 
@@ -77,6 +77,8 @@ def _distinct(options: Options) -> None:
     """Raises ConfigError where two of the processes would want the same port."""
     last = options.workers + 1 if options.shared else options.workers
     addresses = [("--metrics", _next(options.metrics, number)) for number in range(last)]
+    if isinstance(options.debug, Address):
+        addresses += [("--debug", _next(options.debug, number)) for number in range(last)]
     for flag, address in (("--listen", options.listen), ("--health", options.health)):
         addresses += [(flag, _next(address, number)) for number in range(options.workers)]
     taken: dict[int, str] = {}
@@ -94,6 +96,7 @@ def _worker(options: Options, number: int) -> Options:
         listen=_next(options.listen, number),
         health=_next(options.health, number),
         metrics=_next(options.metrics, number),
+        debug=_next_debug(options.debug, number),
         workers=1,
         follow=False,
     )
@@ -101,13 +104,17 @@ def _worker(options: Options, number: int) -> Options:
 
 def _follower(options: Options) -> Options:
     # Started again it has the same name, so that it need not wait until the leases of the dead one run out.
-    metrics = _next(options.metrics, options.workers)
-    return replace(options, metrics=metrics, workers=1, replica=secrets.token_hex(8))
+    metrics, debug = _next(options.metrics, options.workers), _next_debug(options.debug, options.workers)
+    return replace(options, metrics=metrics, debug=debug, workers=1, replica=secrets.token_hex(8))
 
 
 def _next(address: Address, number: int) -> Address:
     """The address for process `number`; port 0 stays 0, the system chooses."""
     return Address(address.host, address.port + STRIDE * number if address.port else 0)
+
+
+def _next_debug(debug: Address | Debug, number: int) -> Address | Debug:
+    return _next(debug, number) if isinstance(debug, Address) else debug
 
 
 async def _keep_running(

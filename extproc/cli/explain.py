@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from http.client import HTTPException
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cluster", metavar="NAME", help="the pool, where the filter does not name it")
     add("--turn", type=int, metavar="N", help=f"what a client would say by {TURN}")
     options.add_index(parser, "a shared index to ask")
-    add("--state", metavar="URL", help="the --metrics address of a running server: ask that one")
+    add("--state", metavar="URL", help="the --metrics (or --debug) address of a running server: ask that one")
+    options.add_debug_token(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -49,7 +51,8 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         body = arguments.body.read_bytes()
         if arguments.state:
-            explanation = _ask(f"{arguments.state.rstrip('/')}/debug/explain?{urlencode(about)}", body)
+            url = f"{arguments.state.rstrip('/')}/debug/explain?{urlencode(about)}"
+            explanation = _ask(url, body, options.debug_tokens(arguments))
         else:
             explanation = _offline(arguments, about, body)
     except ConfigError as error:
@@ -74,17 +77,20 @@ def _offline(arguments: argparse.Namespace, about: dict[str, str], body: bytes) 
     return asyncio.run(offline.explain(settings, options.index_url(arguments), about, body))
 
 
-def _ask(url: str, body: bytes) -> Explanation:
+def _ask(url: str, body: bytes, tokens: Sequence[str]) -> Explanation:
     """Ask a running server. Raises OSError and ConfigError."""
     from extproc.admin.explain import Explanation
 
     try:
-        with urlopen(Request(url, body or b" "), timeout=60) as answer:  # noqa: S310 - the operator's own URL
+        headers = {"Authorization": f"Bearer {tokens[0]}"} if tokens else {}
+        with urlopen(Request(url, body or b" ", headers), timeout=60) as answer:  # noqa: S310 - the operator's own URL
             return msgspec.json.decode(answer.read(), type=Explanation)
     except HTTPError as error:
         said = error.read().decode(errors="replace").strip()
         if error.code == 404:
-            said = "no /debug/explain there: it is served where --metrics is a loopback address, or by --debug-explain"
+            said = "no /debug/explain there: it is served where /debug has a loopback address, or by --debug-explain"
+        if error.code == 401:
+            said = f"it wants a token: give --debug-token-file, or ${options.DEBUG_TOKEN_VARIABLE}"
         raise ConfigError(f"{url.partition('?')[0]}: {said}") from error
     except (ValueError, HTTPException) as error:
         raise ConfigError(f"{url.partition('?')[0]}: this is no server of ours ({error})") from error

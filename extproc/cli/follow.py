@@ -35,6 +35,8 @@ def _options(arguments: argparse.Namespace, index: str) -> Options:
         listen=Address("", 0),
         health=Address("", 0),
         metrics=arguments.metrics,
+        debug=arguments.debug,
+        debug_tokens=options.debug_tokens(arguments),
         index=index,
         workers=1,
         drain_timeout_s=0.0,

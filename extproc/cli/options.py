@@ -7,11 +7,12 @@ import os
 from pathlib import Path
 from typing import Final
 
-from extproc.app.options import MEMORY, Address
+from extproc.app.options import MEMORY, Address, Debug
 from extproc.base.errors import ConfigError
 
 INDEX_VARIABLE: Final = "SMETRIC_INDEX"  # of the environment
 TOKEN_VARIABLE: Final = "SMETRIC_TOKEN"  # noqa: S105 - its name
+DEBUG_TOKEN_VARIABLE: Final = "SMETRIC_DEBUG_TOKEN"  # noqa: S105 - its name
 REDIS_FORM: Final = "redis[s]://[USER:PASSWORD@]HOST:PORT/DB"
 
 
@@ -45,6 +46,25 @@ def add_metrics(parser: argparse.ArgumentParser) -> None:
         metavar="HOST:PORT",
         help="/metrics and /debug/state, default %(default)s",
     )
+    parser.add_argument(
+        "--debug",
+        type=debug,
+        default=Debug.WITH_METRICS,
+        metavar="HOST:PORT|off",
+        help="an address of its own for /debug, or none at all; default: the one of --metrics",
+    )
+    add_debug_token(parser)
+
+
+def add_debug_token(parser: argparse.ArgumentParser) -> None:
+    """`--debug-token-file`; `debug_tokens` reads it."""
+    parser.add_argument(
+        "--debug-token-file",
+        type=Path,
+        metavar="PATH",
+        help="/debug wants one of these tokens, one a line, as `Authorization: Bearer TOKEN`; "
+        f"default ${DEBUG_TOKEN_VARIABLE}",
+    )
 
 
 def add_index(parser: argparse.ArgumentParser, about: str) -> None:
@@ -68,17 +88,29 @@ def index_url(arguments: argparse.Namespace) -> str:
 
 
 def tokens(arguments: argparse.Namespace) -> tuple[str, ...]:
-    """The shared tokens, from a file or from the environment: never from a command line, which every user can read.
+    """The tokens of which a stream must show one. Raises OSError for the file, and ConfigError where it holds none."""
+    return _secrets("--token-file", arguments.token_file, TOKEN_VARIABLE)
 
-    Raises OSError for the file, and ConfigError where it holds none.
-    """
-    if arguments.token_file is not None:
-        lines = arguments.token_file.read_text().split()
+
+def debug_tokens(arguments: argparse.Namespace) -> tuple[str, ...]:
+    """The tokens of which `/debug` wants one. Raises as `tokens`."""
+    return _secrets("--debug-token-file", arguments.debug_token_file, DEBUG_TOKEN_VARIABLE)
+
+
+def _secrets(flag: str, path: Path | None, variable: str) -> tuple[str, ...]:
+    """From a file or from the environment: never from a command line, which every user can read."""
+    if path is not None:
+        lines = path.read_text().split()
         if not lines:
-            raise ConfigError(f"--token-file {arguments.token_file} holds no token")
+            raise ConfigError(f"{flag} {path} holds no token")
         return tuple(lines)
-    token = os.environ.get(TOKEN_VARIABLE)
+    token = os.environ.get(variable)
     return (token,) if token else ()
+
+
+def debug(text: str) -> Address | Debug:
+    """HOST:PORT, or `off`."""
+    return Debug.OFF if text == "off" else address(text)
 
 
 def address(text: str) -> Address:

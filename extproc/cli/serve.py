@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "--debug-explain",
         action="store_true",
-        help="serve /debug/explain also where --metrics is no loopback address",
+        help="serve /debug/explain also where /debug has no loopback address",
     )
 
 
@@ -114,6 +114,8 @@ def _options(arguments: argparse.Namespace, index: str) -> Options:
         listen=arguments.listen,
         health=arguments.health,
         metrics=arguments.metrics,
+        debug=arguments.debug,
+        debug_tokens=options.debug_tokens(arguments),
         index=index,
         workers=arguments.workers,
         drain_timeout_s=arguments.drain_timeout,

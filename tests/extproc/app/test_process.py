@@ -10,6 +10,8 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pytest
 
@@ -139,6 +141,31 @@ def test_a_busy_port_is_told_once(process: Process) -> None:
         process.start(*SERVE, *ANYWHERE, "--listen", address)
         assert process.wait() == 1
     assert process.output.strip() == f"--listen: cannot listen on {address}; is another process there?"
+
+
+def status(port: int, path: str, token: str = "") -> int:
+    """Of one answer."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urlopen(Request(f"http://127.0.0.1:{port}{path}", headers=headers), timeout=20) as answer:
+            return int(answer.status)
+    except HTTPError as error:
+        return error.code
+
+
+def test_metrics_and_debug_apart(process: Process, tmp_path: Path) -> None:
+    """Each at its address, `/debug` for those who show the token, which no log shows."""
+    metrics, debug = (redis_server.free_port() for _ in range(2))
+    tokens = tmp_path / "tokens"
+    tokens.write_text("geheim")
+    apart = ("--metrics", f"127.0.0.1:{metrics}", "--debug", f"127.0.0.1:{debug}", "--debug-token-file", str(tokens))
+    process.start(*SERVE, "--listen", "127.0.0.1:0", "--health", "127.0.0.1:0", *apart)
+    process.read_until("serving ext_proc")
+    assert (status(metrics, "/metrics"), status(metrics, "/debug/state", "geheim")) == (200, 404)
+    assert (status(debug, "/metrics"), status(debug, "/debug/state")) == (404, 401)
+    assert status(debug, "/debug/state", "geheim") == 200
+    assert process.end() == 0
+    assert "geheim" not in process.output
 
 
 @pytest.mark.parametrize("slow", ["extproc.cli", "extproc.cli.serve", "extproc.config", "uvloop"])

@@ -10,7 +10,7 @@ import pytest
 from extproc import config
 from extproc.app import workers
 from extproc.app.child_job import Role
-from extproc.app.options import Address, Options
+from extproc.app.options import Address, Debug, Options
 from extproc.base.errors import ConfigError
 from tests.support.paths import ROOT
 
@@ -54,7 +54,20 @@ def test_children_are_only_those_that_are_needed() -> None:
     assert len(workers.jobs(SETTINGS, replace(OPTIONS, follow=False))) == 2
 
 
+def test_each_process_has_a_debug_address_of_its_own() -> None:
+    """As it has one of metrics; what is off is off in all, and the tokens are everybody's."""
+    own = replace(OPTIONS, debug=Address("127.0.0.1", 9091), debug_tokens=("secret",))
+    assert [job.options.debug for job in workers.jobs(SETTINGS, own)] == [
+        Address("127.0.0.1", port) for port in (9101, 9111, 9121)
+    ]
+    assert {job.options.debug_tokens for job in workers.jobs(SETTINGS, own)} == {("secret",)}
+    assert {job.options.debug for job in workers.jobs(SETTINGS, replace(OPTIONS, debug=Debug.OFF))} == {Debug.OFF}
+    assert "secret" not in repr(own)
+
+
 async def test_ports_that_meet_are_refused() -> None:
     """Before any process starts."""
     with pytest.raises(ConfigError, match="come to port 9012"):
         await workers.serve(SETTINGS, replace(OPTIONS, health=Address("127.0.0.1", 9012)))
+    with pytest.raises(ConfigError, match="both come to port 9100"):
+        await workers.serve(SETTINGS, replace(OPTIONS, debug=Address("127.0.0.1", 9100)))

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
+import pytest
+
+from extproc.admin.explain import Explanation
+from extproc.admin.http import Admin
+from extproc.cli import main
 from tests.support import envoy_yaml
 
 SECRET = "the launch code is 0000"  # stands for whatever people write to a model
@@ -35,3 +43,26 @@ def test_the_command_works_without_a_server(tmp_path: Path) -> None:
     assert run(str(file), "--cluster", "elsewhere").returncode == 1
     refused = run(str(file), "--state", "http://127.0.0.1:9")
     assert (refused.returncode, refused.stderr.count("\n")) == (2, 1)
+
+
+async def test_a_server_that_wants_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told what to give, and then explains."""
+
+    async def state() -> Mapping[str, Any]:
+        return {}
+
+    async def explain(_about: Mapping[str, str], _body: bytes) -> Mapping[str, Any]:
+        return Explanation(path="/x", model=None, pool="p", policy="smetric", options={}, choice="chosen").json()
+
+    (tmp_path / "body").write_bytes(FOLLOW_UP)
+    admin = Admin(state, explain, tokens=("geheim",))
+    port = await admin.start("127.0.0.1", 0)
+    ask = ["explain", "--envoy-yaml", "x", str(tmp_path / "body"), "--state", f"http://127.0.0.1:{port}"]
+    assert await asyncio.to_thread(main, ask) == 1
+    assert "SMETRIC_DEBUG_TOKEN" in capsys.readouterr().err
+    monkeypatch.setenv("SMETRIC_DEBUG_TOKEN", "geheim")
+    assert await asyncio.to_thread(main, ask) == 0
+    assert "choice     chosen" in capsys.readouterr().out
+    await admin.close()
