@@ -47,7 +47,7 @@ async def _run(job: ChildJob) -> None:
         if job.role is Role.FOLLOW:
             await serve.follow(job.settings, job.options, stop, changes)
         else:
-            await serve.serve(job.settings, job.options, stop, changes, follow=False)
+            await serve.serve(job.settings, job.options, stop, changes)
     finally:
         hearing.cancel()
 

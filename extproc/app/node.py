@@ -19,13 +19,13 @@ from extproc.app import memory, mismatch_watch, stalls
 from extproc.app.options import Address, Options
 from extproc.app.pools import Files, files_of, pool_of
 from extproc.base import metrics
-from extproc.base.blocks import SECRET_BYTES
 from extproc.base.errors import ConfigError, IndexUnavailable
 from extproc.base.facts import Fact
 from extproc.base.model import Engine, EventReport, Instance, Source
 from extproc.config import HealthCheck, PoolSettings, Settings
 from extproc.index import trial
 from extproc.index.open import open_index
+from extproc.index.piped import Inlet, PipedIndex
 from extproc.index.routed_writer import Recorder
 from extproc.instances.discovery import Discovery
 from extproc.instances.health_checks import HealthChecker
@@ -60,7 +60,16 @@ class _Parts(NamedTuple):
 class Node:
     """The parts of one process, built and wired; `start` and `close` bracket its life."""
 
-    def __init__(self, settings: Settings, options: Options, *, follow: bool, reader: Reader | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        options: Options,
+        *,
+        follow: bool = False,
+        reader: Reader | None = None,
+        inlet: Inlet | None = None,
+    ) -> None:
+        """`follow`: whether this process follows the engines' events. `inlet`: what another one writes to its index."""
         self._settings = settings
         self._options = options
         self._follow = follow
@@ -70,9 +79,9 @@ class Node:
         self.pools: dict[str, Pool] = {}
         self.routes = Routes(settings.default)
         self._tasks: list[asyncio.Task[None]] = []
-        self._tell = self._publish_facts() if follow and options.shared else self._heard
+        self._tell = self._teller()
         self._shared_secret = SharedSecret.from_url(options.index) if options.shared else None
-        self._secret = None if options.shared else secrets.token_bytes(SECRET_BYTES)  # of all keys, once it is known
+        self._secret = None if options.shared else options.secret  # of all keys, once it is known
         self._followers: dict[str, Follower] = {}
         self._files: dict[str, Files] = {}  # of the models, as they were when they were read
         for parts in map(self._read, settings.pools.values()):
@@ -85,6 +94,7 @@ class Node:
             self._tasks.append(asyncio.create_task(exchange.run(), name="loads of other routers"))
             listener = FactListener.from_url(options.index, self._heard)
             self._tasks.append(asyncio.create_task(listener.run(), name="facts of the engines"))
+        self._inlet = inlet
         self._discovery = Discovery(settings, self._changed)
         explained = options.debug_explain or (options.debug_address is not None and options.debug_address.local)
         self._explainer = Explainer(self.router, self.loads, self.pools, settings.default)
@@ -96,6 +106,9 @@ class Node:
 
     async def start(self) -> None:
         """Find the instances, follow their events, open the admin port. Raises ConfigError where that is taken."""
+        if self._inlet is not None:
+            inlet = self._inlet.run(self.index, self._heard)
+            self._tasks.append(asyncio.create_task(inlet, name="events of a child"))
         if self._options.shared:
             tried = trial.watch(self._options.index, self.pools.keys)
             self._tasks.append(asyncio.create_task(tried, name="trial of Redis"))
@@ -235,7 +248,12 @@ class Node:
         if known is not None:
             self.recorder.begin_anew()
 
-    def _publish_facts(self) -> Callable[[str, Fact], None]:
+    def _teller(self) -> Callable[[str, Fact], None]:
+        """How what engines say reaches the routers."""
+        if isinstance(self.index, PipedIndex):
+            return self.index.tell
+        if not (self._follow and self._options.shared):
+            return self._heard
         publisher = FactPublisher.from_url(self._options.index)
         self._tasks.append(asyncio.create_task(publisher.run(), name="facts for the routers"))
         return publisher.tell

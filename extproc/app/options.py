@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Final
 
 MEMORY: Final = "memory://"  # an index of this process alone
+PIPE: Final = "pipe:"  # that index, for the child that follows the engines (index/piped.py)
 # Streams of one gRPC connection at a time, about 300 MB if a stranger opens them. Far more than an Envoy has in flight:
 # it opens another connection where one is full, but what it sends before it knows the limit goes on without a decision.
 MAX_STREAMS: Final = 10_000
@@ -55,6 +56,7 @@ class Options:
     tls_key: Path | None = None
     tls_self_signed: bool = False
     tls_client_ca: Path | None = None  # who signs the certificates that Envoy must show
+    secret: bytes = field(default=b"", repr=False)  # of the index's keys, where it is not kept in the index itself
     tokens: tuple[str, ...] = field(default=(), repr=False)  # of which Envoy must show one
     max_streams: int = MAX_STREAMS  # of one connection
     conformance: bool = False  # let requests choose their instance: for conformance tests of gateways
@@ -74,5 +76,5 @@ class Options:
 
     @property
     def shared(self) -> bool:
-        """Whether other processes use the same index."""
-        return not self.index.startswith("memory:")
+        """Whether other processes use the same index, which is Redis then."""
+        return not self.index.startswith((MEMORY, PIPE))

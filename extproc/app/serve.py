@@ -22,6 +22,7 @@ from extproc.base.errors import ConfigError
 from extproc.base.headers import CONFORMANCE_SELECTION
 from extproc.base.model import Source
 from extproc.config import Settings
+from extproc.index.piped import Inlet
 from extproc.index.routed_writer import Recorder
 from extproc.processor import tls
 from extproc.processor.grpc_health import GrpcHealth
@@ -61,17 +62,18 @@ async def serve(
     stop: asyncio.Event,
     changes: Changes,
     *,
-    follow: bool,
+    inlet: Inlet | None = None,
     shown: Shown | None = None,
 ) -> None:
     """One worker: serve Envoy until `stop`, then drain. Raises ConfigError where a part cannot start.
 
-    `shown` tells how the configuration was loaded, for `/debug/state`.
+    `inlet` is what a child that follows the engines writes, `shown` tells how the configuration was loaded, for
+    `/debug/state`.
     """
     async with contextlib.AsyncExitStack() as stack:
         bodies = LargeBodies(settings.pools.values(), log_level=options.log_level)
         stack.push_async_callback(bodies.close)
-        node = Node(settings, options, follow=follow, reader=bodies)
+        node = Node(settings, options, reader=bodies, inlet=inlet)
         stack.push_async_callback(node.close)
         node.page.configuration = shown
         record = _record(node.recorder)
@@ -145,7 +147,7 @@ async def _before(stop: asyncio.Event, work: Coroutine[None, None, None]) -> boo
 async def follow(
     settings: Settings, options: Options, stop: asyncio.Event, changes: Changes, *, shown: Shown | None = None
 ) -> None:
-    """Follow the engines' events into a shared index, without serving Envoy, until `stop`."""
+    """Follow the engines' events into an index of other processes, without serving Envoy, until `stop`."""
     async with contextlib.AsyncExitStack() as stack:
         node = Node(settings, options, follow=True)
         stack.push_async_callback(node.close)

@@ -5,13 +5,16 @@ from __future__ import annotations
 from extproc.base.errors import ConfigError
 from extproc.index import Index
 from extproc.index.memory import MemoryIndex
+from extproc.index.piped import PREFIX, PipedIndex
 
 
 def open_index(url: str) -> Index:
-    """The index that `url` names: `memory://`, or what `redis_url.parse` understands.
+    """The index that `url` names: `memory://`, what `redis_url.parse` understands, or for a child `piped.url_of`.
 
     Opens no connection yet. Raises ConfigError for a URL that names no backend.
     """
+    if url.startswith(PREFIX):
+        return PipedIndex.from_url(url)
     scheme = url.partition("://")[0]
     if scheme == "memory":
         return MemoryIndex()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from loadgen.stack.stack import REDIS, Stack
 from tests.support.agents import (
@@ -58,6 +61,35 @@ async def test_ext_proc_dies_and_returns() -> None:
         rows = await played(stack, sessions(6, 3))
         assert not errors(rows)
         assert stickiness(rows) == 1
+
+
+async def test_the_followers_process_dies_and_returns() -> None:
+    """With `memory://` a child follows the events. When it dies, nothing that it wrote is believed any more; another
+    one makes the index right again by itself; and none outlives its router."""
+    with Stack(engines=2) as stack:
+        assert stack.extproc is not None
+
+        def child() -> Path:
+            pid = stack.extproc.pid if stack.extproc else None
+            children = [Path("/proc") / one for one in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            return next(one for one in children if b"follow" in (one / "cmdline").read_bytes().split(b"\0"))
+
+        def known() -> tuple[int, set[str]]:
+            instances = stack.state()["pools"]["engines"]["instances"].values()
+            return sum(one["index_blocks"] for one in instances), {one["events"]["state"] for one in instances}
+
+        await played(stack, sessions(3, 2))
+        await until(lambda: known()[0] > 0)
+        blocks, states = known()
+        assert states == {"exact"}
+        first = child()
+        os.kill(int(first.name), signal.SIGKILL)
+        await until(lambda: known() == (0, {"unknown"}))
+        await until(lambda: known() == (blocks, {"exact"}), 60)
+        second = child()
+        assert second != first
+        await asyncio.to_thread(stack.kill_extproc)
+        await until(lambda: not second.exists(), 60)
 
 
 async def test_an_engine_dies_and_returns() -> None:

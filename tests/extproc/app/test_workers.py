@@ -49,8 +49,10 @@ def test_everyone_gets_the_settings_that_were_checked() -> None:
 
 
 def test_children_are_only_those_that_are_needed() -> None:
-    """An index of one process is fed by that process; `--no-follow` leaves it to others."""
-    assert workers.jobs(SETTINGS, replace(OPTIONS, index="memory://", workers=1)) == []
+    """Events are followed by a child, whatever the index; `--no-follow` leaves it to others."""
+    (follower,) = workers.jobs(SETTINGS, replace(OPTIONS, index="memory://", workers=1))
+    assert follower.role is Role.FOLLOW
+    assert workers.jobs(SETTINGS, replace(OPTIONS, index="memory://", workers=1, follow=False)) == []
     assert len(workers.jobs(SETTINGS, replace(OPTIONS, follow=False))) == 2
 
 
