@@ -57,7 +57,10 @@ class Directory:
 
     def _learn(self, holders: Sequence[bytes]) -> None:
         for holder, number in zip(holders[::2], holders[1::2], strict=True):
-            id_ = int(number).to_bytes(ID_BYTES, "big")
+            try:
+                id_ = int(number).to_bytes(ID_BYTES, "big")
+            except (ValueError, OverflowError):
+                continue  # no script of ours wrote it
             self._instances.pop(self._ids.get(holder, b""), None)
             self._ids[holder] = id_
             self._instances[id_] = instance_of(holder)
@@ -77,8 +80,9 @@ def holder_of(instance: str, writer: str) -> bytes:
 
 
 def split(holder: bytes) -> tuple[str, str]:
-    """The instance that a holder is a share of, and the writer whose share it is."""
-    instance, _, writer = holder.decode().partition("\0")
+    """The instance that a holder is a share of, and the writer whose share it is. Never fails: others may write there,
+    too, and a name that is none is no instance's."""
+    instance, _, writer = holder.decode("utf-8", "replace").partition("\0")
     return instance, writer
 
 
@@ -94,4 +98,4 @@ def pack_names(names: Sequence[str]) -> bytes:
 
 def unpack_names(packed: bytes) -> list[str]:
     """What `pack_names` packed."""
-    return packed.decode().split("\0") if packed else []
+    return packed.decode("utf-8", "replace").split("\0") if packed else []

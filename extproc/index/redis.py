@@ -100,10 +100,7 @@ class RedisIndex:
     async def sizes(self, pool: str) -> Mapping[str, int]:
         """See `Index`."""
 
-        def held(_: int, state: Sequence[bytes]) -> Mapping[str, int]:
-            return totals((split(holder), int(_ENTRY.unpack(entry)[2])) for holder, entry in _named(b"h:", state))
-
-        return await self._read("sizes", pool, held)
+        return await self._read("sizes", pool, lambda _, state: held_in(state))
 
     async def report(self, pool: str, reports: Mapping[str, EventReport]) -> None:
         """See `Index`."""
@@ -123,14 +120,7 @@ class RedisIndex:
     async def reports(self, pool: str) -> Mapping[str, EventReport]:
         """See `Index`."""
 
-        def newest(now_ms: int, state: Sequence[bytes]) -> Mapping[str, EventReport]:
-            reports: dict[str, EventReport] = {}
-            for instance, value in _named(b"r:", state):
-                if now_ms - _STAMP.unpack_from(value)[0] <= REPORT_LIFE_S * 1000:
-                    reports[instance.decode()] = _read_again(value[_STAMP.size :].decode())
-            return reports
-
-        return await self._read("reports", pool, newest)
+        return await self._read("reports", pool, reports_in)
 
     async def remember(self, pool: str, response: str, instance: str, ttl_s: int) -> None:
         """See `Index`."""
@@ -169,7 +159,7 @@ class RedisIndex:
 
         async def call(client: Client) -> _T:
             now_ms, state = await _READ.run(client, self._keys(pool))
-            directory.learn_adapters(_named(b"a:", state))
+            directory.learn_adapters(named(b"a:", state))
             return of(int(now_ms), state)
 
         return await self._reads.run(name, CALL_BUDGET_S, call, pool)
@@ -230,7 +220,26 @@ def _read_again(written: str) -> EventReport:
     return EventReport(Knowledge(state), int(sequence), float(lag_s), cause, float(for_s), silence)
 
 
-def _named(prefix: bytes, state: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
+def held_in(state: Sequence[bytes]) -> Mapping[str, int]:
+    """Blocks held by instance, of the state hash. Others may write there, too: what cannot be read is left out."""
+    shares: list[tuple[tuple[str, str], int]] = []
+    for holder, entry in named(b"h:", state):
+        with suppress(ValueError, OverflowError, struct.error):
+            shares.append((split(holder), int(_ENTRY.unpack(entry)[2])))
+    return totals(shares)
+
+
+def reports_in(now_ms: int, state: Sequence[bytes]) -> Mapping[str, EventReport]:
+    """The reports of followers that live, by instance, of the state hash. What cannot be read is left out."""
+    reports: dict[str, EventReport] = {}
+    for instance, value in named(b"r:", state):
+        with suppress(ValueError, struct.error):
+            if now_ms - _STAMP.unpack_from(value)[0] <= REPORT_LIFE_S * 1000:
+                reports[instance.decode()] = _read_again(value[_STAMP.size :].decode())
+    return reports
+
+
+def named(prefix: bytes, state: Sequence[bytes]) -> Iterator[tuple[bytes, bytes]]:
     """Fields of the state hash that begin with a prefix, without it, and their values."""
     for name, value in zip(state[::2], state[1::2], strict=True):
         if name.startswith(prefix):

@@ -8,7 +8,7 @@ local state = call('HMGET', STATE, 'epoch', 'sweeper', 'doomed', 'cursor')
 if not state[1] then
   return 0
 end
-if state[2] then
+if state[2] and #state[2] == 16 then
   local leader, until_ms = struct.unpack('>c8d', state[2])
   if leader ~= me and now < until_ms then
     return 0
@@ -21,13 +21,16 @@ local doomed, cursor = state[3], state[4]
 if not doomed then
   local all = call('HGETALL', STATE)
   for i = 1, #all, 2 do
-    local kind, name = sub(all[i], 1, 2), sub(all[i], 3)
-    if kind == 'h:' then
-      local _, _, _, heard = struct.unpack('>c16ddd', all[i + 1])
+    local kind, name, value = sub(all[i], 1, 2), sub(all[i], 3), all[i + 1]
+    if (kind == 'h:' and #value ~= 40) or (kind == 'r:' and #value < 8) then
+      -- No script of ours wrote it. If it stands in the place of something, that one's writer will notice.
+      call('HDEL', STATE, all[i])
+    elseif kind == 'h:' then
+      local _, _, _, heard = struct.unpack('>c16ddd', value)
       if now - heard > tonumber(retention) then
         retire(name, call('ZSCORE', HOLDERS, name) or 0)
       end
-    elseif kind == 'r:' and now - struct.unpack('>d', all[i + 1]) > tonumber(retention) then
+    elseif kind == 'r:' and now - struct.unpack('>d', value) > tonumber(retention) then
       call('HDEL', STATE, all[i])
     elseif kind == 'g:' and #guesses_about(name) == 0 then
       call('HDEL', STATE, all[i])

@@ -18,8 +18,10 @@ call('HSET', leases, 'm:' .. me, mine)
 local members, holder = 0, {}
 local all = call('HGETALL', leases)
 for i = 1, #all, 2 do
-  local kind, name, deadline = all[i]:sub(1, 2), all[i]:sub(3), struct.unpack('>d', all[i + 1])
-  if deadline <= now then
+  -- What is too short was written by no router of ours, and must not keep them all from their leases.
+  local kind, name = all[i]:sub(1, 2), all[i]:sub(3)
+  local deadline = #all[i + 1] >= 8 and struct.unpack('>d', all[i + 1]) or 0
+  if not (deadline > now) then
     call('HDEL', leases, all[i])
   elseif kind == 'm:' then
     members = members + 1

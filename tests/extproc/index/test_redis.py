@@ -277,11 +277,43 @@ async def test_a_refusal_is_no_other_exception(index: RedisIndex) -> None:
         index.match("pool", CHAIN),
         index.apply([Change("pool", "a", add=CHAIN)]),
         index.report("pool", {"a": EXACT}),
-        index.sizes("pool"),
-        index.reports("pool"),
     ):
         with pytest.raises(IndexUnavailable):
             await call
+
+
+async def test_what_strangers_wrote_among_our_fields_is_left_out(index: RedisIndex) -> None:
+    """One field that no router wrote hides nobody else's blocks, report or adapters, and no decision fails for it."""
+    keys = keys_of(index)
+    await index.apply([Change("pool", "a", add=CHAIN, adapters=["lora"])])
+    await index.report("pool", {"a": EXACT})
+    await raw(index, "HSET", keys["state"], "h:x", "short", "r:x", "garbage, too long", b"h:\xff", b"\xff" * 40)
+    await raw(index, "HSET", keys["state"], "r:y", b"\0" * 8 + b"exact x y", b"a:\xff\xfe", b"\xff")
+    await raw(index, "ZADD", keys["holders"], 2**30, b"\xff\xfe", 0.5, "half", "inf", "endless")
+    await raw(index, "ZADD", keys["adapters"], 7, b"\xff\xfe")
+    assert await index.sizes("pool") == {"a": 1600}
+    assert (await index.reports("pool"))["a"].state is EXACT.state
+    assert await index.match("pool", CHAIN) == {"a": 1600}
+    assert index.adapters("pool")["lora"] == {"a"}
+
+
+async def test_what_strangers_wrote_among_our_fields_is_swept(
+    index: RedisIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It keeps nobody from sweeping, and where it took the place of ours, the writer writes it again."""
+    monkeypatch.setattr(module, "SWEEP_EVERY_S", 0.1)
+    state = keys_of(index)["state"]
+    await index.apply([Change("pool", "a", add=CHAIN)])
+    await raw(index, "HSET", state, "h:a", "short", "h:x", "short", "r:x", "y", "sweeper", "?")
+
+    async def swept() -> bool:
+        return not any(await raw(index, "HMGET", state, "h:a", "h:x", "r:x"))
+
+    await eventually(swept)
+    with pytest.raises(IndexLost):
+        await index.apply([Change("pool", "a", add=CHAIN)])
+    await index.apply([Change("pool", "a", forget=True, add=CHAIN)])
+    assert await index.match("pool", CHAIN) == {"a": 1600}
 
 
 async def test_the_sweeper_clears_up(index: RedisIndex, open_another: Opener, monkeypatch: pytest.MonkeyPatch) -> None:

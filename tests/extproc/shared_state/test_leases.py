@@ -53,6 +53,15 @@ async def test_one_replica_holds_everything(open_leases: Open) -> None:
     assert await alone.renew("empty", []) == frozenset()
 
 
+async def test_what_strangers_wrote_keeps_nobody_from_a_lease(open_leases: Open) -> None:
+    """A field that no router wrote is removed, instead of failing every renewal."""
+    alone = open_leases("a")
+    await alone.renew("pool", NAMES)
+    key = leasing._key(alone._namespace, "pool")
+    await alone._client.execute_command("HSET", key, "x", "short", b"m:\xff", b"\xff" * 9, f"l:{NAMES[0]}", "")
+    assert await alone.renew("pool", NAMES) == set(NAMES)
+
+
 async def test_newcomers_get_their_share(open_leases: Open) -> None:
     """With each replica that joins, the instances are spread anew: all are held, by each about as many."""
     members = [open_leases("a")]
