@@ -22,6 +22,7 @@ WIDER: Final = {
     "extproc/config/test_models.py": "checks of several files: the model chooses the pool",
     "extproc/index/test_contract.py": "one contract for every backend",
     "extproc/kv_events/test_fixtures_hits.py": "the whole event side against recordings of engines",
+    "extproc/processor/test_forged_answers.py": "what a stranger at the gRPC port can change, in all parts together",
     "extproc/processor/test_stored_responses.py": "the exchange and the router: who keeps a stored response",
     "extproc/prompts/test_recorded_apis.py": "requests and renderer against recorded prompts",
     "extproc/routing/policies/test_baselines.py": "every policy but SMetric, on worked numbers",

@@ -38,9 +38,13 @@ class Served:
         *,
         tokens: Sequence[str] = (),
         max_streams: int = MAX_STREAMS,
+        secured: grpc.ServerCredentials | None = None,
+        shown: grpc.ChannelCredentials | None = None,
     ) -> None:
-        """`addresses` are those of the instances, where these are real."""
+        """`addresses` are those of the instances, where these are real. With `secured` it serves by TLS, and
+        the channel shows `shown` to a server for localhost."""
         self.max_streams = max_streams
+        self._secured, self._shown = secured, shown
         self.loads = Loads()
         named = [f"10.0.0.{number}:8000" for number in range(instances)] if addresses is None else addresses
         self.pool = Pool("pool", PlainRenderer(), instances=[Instance(address) for address in named])
@@ -62,11 +66,22 @@ class Served:
     async def run(self) -> AsyncIterator[Served]:
         server = self.server = grpc.aio.server(options=options(self.max_streams))
         server.add_generic_rpc_handlers((self.processor.handler(),))
-        self.port = server.add_insecure_port("127.0.0.1:0")
+        if self._secured is None:
+            self.port = server.add_insecure_port("127.0.0.1:0")
+        else:
+            self.port = server.add_secure_port("127.0.0.1:0", self._secured)
         await server.start()
-        async with grpc.aio.insecure_channel(f"127.0.0.1:{self.port}", options=OPTIONS) as self.channel:
+        async with self.connect(self._shown) as self.channel:
             yield self
         await server.stop(0)
+
+    def connect(self, shown: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+        """A channel of somebody who shows these, or speaks plaintext."""
+        target = f"127.0.0.1:{self.port}"
+        if shown is None:
+            return grpc.aio.insecure_channel(target, options=OPTIONS)
+        as_localhost = (*OPTIONS, ("grpc.ssl_target_name_override", "localhost"), ("grpc.use_local_subchannel_pool", 1))
+        return grpc.aio.secure_channel(target, shown, options=as_localhost)
 
     def stream(self, *metadata: tuple[str, str]) -> Any:
         method = self.channel.stream_stream(
