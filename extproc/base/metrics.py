@@ -5,11 +5,15 @@ Sums of bytes give ratios in PromQL: `rate(smetric_hit_bytes_total[5m]) / rate(s
 
 from __future__ import annotations
 
+from functools import lru_cache
+from typing import TypeVar
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # half of the page would be times of creation
 REGISTRY = CollectorRegistry()
+Labelled = TypeVar("Labelled", bound=MetricWrapperBase)
 
 # Decisions
 DECISIONS = Counter(
@@ -172,6 +176,15 @@ INDEX_ERRORS = Counter(
 
 _LABELLED = (value for value in list(globals().values()) if isinstance(value, MetricWrapperBase))
 _OF_INSTANCES = tuple(metric for metric in _LABELLED if "instance" in metric._labelnames)  # noqa: SLF001 - it tells nobody
+
+
+@lru_cache(maxsize=4096)
+def series(metric: Labelled, *labels: str) -> Labelled:
+    """The series of a metric with these labels, remembered: to look one up costs as much as to parse a small request.
+
+    Not for metrics of instances: what is dropped by `forget_instance` would be counted on, and shown nowhere.
+    """
+    return metric.labels(*labels)
 
 
 def forget_instance(pool: str, instance: str) -> None:

@@ -136,11 +136,15 @@ async def _received(context: Any, stream: Stream) -> deque[Output] | None:
 
     The message itself is let go of: nothing here keeps a body for as long as the reply takes.
     """
-    try:
-        async with asyncio.timeout(stream.patience_s):
-            event: Event | object = await context.read()
-    except TimeoutError:
-        event = OutOfTime()
+    event: Event | object
+    if (patience_s := stream.patience_s) is None:  # nearly always: a timer that nobody needs costs as much as a message
+        event = await context.read()
+    else:
+        try:
+            async with asyncio.timeout(patience_s):
+                event = await context.read()
+        except TimeoutError:
+            event = OutOfTime()
     return deque(stream.exchange.receive(event)) if isinstance(event, Event) else None  # EOF
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from extproc.base import headers, metrics
 from extproc.base.errors import BodyTimeout, NoInstance, Shed
+from extproc.base.metrics import series
 from extproc.base.model import Disaggregation, Gateway, Instance, Reason
 from extproc.processor import destination
 from extproc.processor.body_budget import BodyBudget
@@ -246,11 +247,11 @@ def _prefilled(routed: Decision) -> None:
 
 def _count(pool: Pool, routed: Decision, decision_s: float) -> None:
     choice = routed.choice
-    metrics.DECISIONS.labels(pool.name, choice.policy, choice.reason.value).inc()
-    metrics.DECISION_SECONDS.labels(pool.name).observe(decision_s)
-    metrics.PROMPT_BYTES.labels(pool.name).inc(choice.prompt)
-    metrics.HIT_BYTES.labels(pool.name).inc(choice.hit)
-    metrics.BEST_HIT_BYTES.labels(pool.name).inc(choice.best_hit)
+    series(metrics.DECISIONS, pool.name, choice.policy, choice.reason.value).inc()
+    series(metrics.DECISION_SECONDS, pool.name).observe(decision_s)
+    series(metrics.PROMPT_BYTES, pool.name).inc(choice.prompt)
+    series(metrics.HIT_BYTES, pool.name).inc(choice.hit)
+    series(metrics.BEST_HIT_BYTES, pool.name).inc(choice.best_hit)
     for opinion in routed.shadows:
-        metrics.SHADOW_DECISIONS.labels(pool.name, opinion.policy, str(opinion.agrees).lower()).inc()
-        metrics.SHADOW_HIT_BYTES.labels(pool.name, opinion.policy).inc(opinion.hit)
+        series(metrics.SHADOW_DECISIONS, pool.name, opinion.policy, str(opinion.agrees).lower()).inc()
+        series(metrics.SHADOW_HIT_BYTES, pool.name, opinion.policy).inc(opinion.hit)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from base64 import b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 
 from extproc.base.errors import ConfigError, UnknownToken
@@ -62,7 +63,9 @@ class Vocabulary:
         Raises UnknownToken for an id that the vocabulary lacks.
         """
         try:
-            return b"".join(map(self._bytes_of.__getitem__, token_ids))
+            if len(token_ids) < 2:  # an itemgetter of one id would give no tuple
+                return b"".join([self._bytes_of[token] for token in token_ids])
+            return b"".join(itemgetter(*token_ids)(self._bytes_of))
         except (KeyError, TypeError) as error:
             raise UnknownToken(f"no such token in a vocabulary of {len(self)}: {error}") from error
 
