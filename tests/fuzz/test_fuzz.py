@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bench.fuzz.__main__ import corpus, fuzz
 from bench.fuzz.targets import TARGETS
+from bench.fuzz.trial import corpus, fuzz
 
 INPUTS = 1_000  # a second or two; times the target's share
 
