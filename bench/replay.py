@@ -29,7 +29,7 @@ import uvloop
 from loadgen.results.records import Row, read_rows
 from loadgen.stack.processes import free_port, listens
 from loadgen.workloads.trace import Trace, TraceRequest
-from loadgen.workloads.traces import superset
+from loadgen.workloads.traces import own_jsonl
 
 HOST = "127.0.0.1"
 BLOCK = 64  # tokens
@@ -145,7 +145,7 @@ def measure(streams: int, tpot: float) -> tuple[list[Row], float, float]:
         with tempfile.TemporaryDirectory() as directory:
             trace = Path(directory) / "trace.jsonl"
             with trace.open("wb") as file:
-                superset.write(workload(streams, tpot), file)
+                own_jsonl.write(workload(streams, tpot), file)
             out = Path(directory) / "out"
             arguments = [
                 sys.executable,

@@ -75,7 +75,7 @@ ELSEWHERE: Final = {
     "tests/extproc/index/test_contract.py (every backend)": ["extproc/index/__init__.py"],
     "tests/extproc/index/test_redis.py (with a real Redis)": [
         "extproc/index/answers.py",
-        "extproc/index/directory.py",
+        "extproc/index/redis_names.py",
         "extproc/index/writes.py",
     ],
     "tests/extproc/instances/test_health_checks.py (rules and their use)": ["extproc/instances/health_rules.py"],
@@ -136,7 +136,7 @@ ELSEWHERE: Final = {
     "tests/loadgen/replay/test_replay.py (rows are written and read)": ["loadgen/results/records.py"],
     "tests/loadgen/simulation/sweeps/test_sweep.py (a sweep runs them)": ["loadgen/simulation/sweeps/*.py"],
     "tests/loadgen/simulation/test_cluster.py (a scenario runs them)": [
-        "loadgen/simulation/checks.py",
+        "loadgen/simulation/feasibility.py",
         "loadgen/simulation/run_info.py",
     ],
     "tests/loadgen/stack/test_stack.py (real processes)": ["loadgen/stack/*.py"],

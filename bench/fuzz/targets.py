@@ -20,7 +20,7 @@ from extproc.base.errors import ConfigError, UnknownToken
 from extproc.base.model import Reason
 from extproc.config.nodes import Malformed
 from extproc.index import redis as redis_index
-from extproc.index.directory import Directory
+from extproc.index.redis_names import Directory
 from extproc.kv_events.engines import UnusableEvents, sglang, vllm
 from extproc.kv_events.feed import Feed
 from extproc.kv_events.mirror import Mirror

@@ -15,7 +15,7 @@ from prometheus_client.metrics import MetricWrapperBase
 from docs.tools.state_diagrams import continuity_diagram, exchange_diagram
 from extproc.base import metrics
 from extproc.routing.policies import registry
-from extproc.routing.route import PREFIX
+from extproc.routing.route_settings import PREFIX
 
 ROOT: Final = Path(__file__).parents[2]
 _PART: Final = re.compile(r"(?P<head><!-- made: (?P<name>[a-z-]+) -->\n).*?(?P<tail><!-- end -->)", re.DOTALL)

@@ -20,7 +20,7 @@ from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.speculation import Speculation
 from extproc.routing.query import Ask, explicit_turn
-from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.route_settings import RouteSettings, route_settings
 from extproc.routing.router import Router
 
 _GUARDED = "smetric"

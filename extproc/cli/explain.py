@@ -18,7 +18,7 @@ from extproc.base.errors import ConfigError
 from extproc.base.headers import TURN
 from extproc.cli import options
 from extproc.requests.paths import Api
-from extproc.routing.route import CLUSTER
+from extproc.routing.route_settings import CLUSTER
 
 if TYPE_CHECKING:
     from extproc.admin.explain import Explanation

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from extproc.config import nodes, standalone, topology
 from extproc.config.checks import CHECKS, POOL_CHECKS
+from extproc.config.envoy_limits import gateway
 from extproc.config.envoy_types import LbEndpoint, read
-from extproc.config.gateway import gateway
 from extproc.config.pools import read_pool, speaks_tls
 from extproc.config.report import Problem, Report, Server, Severity, error
 from extproc.config.settings import Settings
 from extproc.config.topology import Header, Topology
-from extproc.routing.route import CLUSTER, RouteSettings, route_settings
+from extproc.routing.route_settings import CLUSTER, RouteSettings, route_settings
 
 
 def inspect(path: Path) -> Report:

@@ -10,7 +10,7 @@ from typing import TypeVar
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error
 from extproc.config.settings import ADDRESS
-from extproc.routing.route import meant
+from extproc.routing.route_settings import meant
 
 CLUSTER_KEYS = ("model_dir", "models", "prompt_block_bytes", "source", "engine")
 ENDPOINT_KEYS = ("kv_events", "kv_replay", "role", "data_parallel_size")

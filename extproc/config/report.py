@@ -13,7 +13,7 @@ from pathlib import Path
 
 from extproc.base.model import Disaggregation, Role, Source
 from extproc.config.settings import Discovery, Endpoint, PoolSettings, Settings
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 
 _WIDTH = 110
 _INDENT = "  "

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from extproc.base import blocks
 from extproc.base.model import Engine, Gateway, Instance, Role, Source
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 
 ADDRESS = "{address}"  # in an event address: the IP address of the endpoint, bracketed if IPv6
 DNS_REFRESH_S = 5.0  # Envoy's default of dns_refresh_rate

@@ -14,7 +14,7 @@ from extproc.config.nodes import Node
 from extproc.config.report import Problem, error
 from extproc.config.settings import PoolSettings
 from extproc.config.topology import SMETRIC, Header, Topology, is_ours
-from extproc.routing.route import CLUSTER, PREFIX, RouteSettings, route_settings
+from extproc.routing.route_settings import CLUSTER, PREFIX, RouteSettings, route_settings
 
 _PLACE = ("node", "metadata", SMETRIC)
 _FIXED = "write a fixed value, a number such as 0.8 or a name"

@@ -25,7 +25,7 @@ from extproc.config.envoy_types import (
 )
 from extproc.config.nodes import Node
 from extproc.config.report import Problem
-from extproc.routing.route import CLUSTER, PREFIX, cluster_names
+from extproc.routing.route_settings import CLUSTER, PREFIX, cluster_names
 
 EXT_PROC = "envoy.extensions.filters.http.ext_proc.v3.ExternalProcessor"
 HCM = "envoy.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager"

@@ -1,7 +1,7 @@
 """The index that routers share: in one Redis, or a Redis Cluster, one hash a pool and a few atomic scripts.
 
 It owns the client's side of what `pool.lua` describes, and the sweeping. `link.py` knows whether Redis is
-there, `directory.py` what the ids in its answers mean, and `writes.py` whether our writes are still there.
+there, `redis_names.py` what the ids in its answers mean, and `writes.py` whether our writes are still there.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index.answers import totals
-from extproc.index.directory import Directory, holder_of, split
+from extproc.index.redis_names import Directory, holder_of, split
 from extproc.index.writes import Author, Writes, pack
 from extproc.shared_state.connections import Client, connect
 from extproc.shared_state.link import Link

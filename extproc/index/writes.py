@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from extproc.base.errors import IndexUnavailable
 from extproc.index import MAX_ADAPTERS, Change
-from extproc.index.directory import holder_of, pack_names
+from extproc.index.redis_names import holder_of, pack_names
 from extproc.shared_state.connections import Client
 from extproc.shared_state.link import Link
 from extproc.shared_state.script import Argument, Script

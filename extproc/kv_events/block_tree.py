@@ -39,7 +39,7 @@ class Run:
         self.copies = array("I")  # of each block in the engine's cache; one without any is kept for what hangs on it
         self.loose = False  # whether a medium stands in it or before it: then `text` is no prompt's as it stands
         self.forks: dict[int, list[Run]] = {}  # by position of the block that they hang on
-        # What claims.py knows of it
+        # what held_keys.py knows of it
         self.solid = 0  # leading blocks that have copies
         self.usable = 0  # leading blocks up to the last one behind which all groups can go on
         self.claim = 0  # leading blocks whose keys are to be counted as held ...

@@ -28,9 +28,9 @@ from extproc.base import blocks
 from extproc.index import MAX_ADAPTERS
 from extproc.kv_events import loose_text
 from extproc.kv_events.block_tree import Forest, held_behind
-from extproc.kv_events.claims import Claims
 from extproc.kv_events.engines import Cleared, Event, Removed, Stored, Tier, UnusableEvents
 from extproc.kv_events.groups import ELSEWHERE, Group, Groups
+from extproc.kv_events.held_keys import Claims
 from extproc.kv_events.removals import Removals
 from extproc.kv_events.stored_blocks import Growth, Place, Vocabulary
 

@@ -1,7 +1,7 @@
 """The settings of a stream's route, read from the gRPC metadata that Envoy sends with the stream.
 
 Owns the memory of what was read, and what counts where it cannot be used. Refuses to know the keys
-(`routing/route.py`) and the Envoy YAML that they were written in.
+(`routing/route_settings.py`) and the Envoy YAML that they were written in.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from functools import lru_cache
 
 from extproc.base import metrics
 from extproc.base.errors import ConfigError
-from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.route_settings import RouteSettings, route_settings
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from extproc.processor.exchange import ProtocolViolation
 from extproc.processor.messages import Answer, Decide, Event, OutOfTime, Output, Prefill, Prefilled, Seen
 from extproc.processor.routes import Metadata
 from extproc.processor.stream import Services, Stream
-from extproc.routing.route import PREFIX
+from extproc.routing.route_settings import PREFIX
 
 _log = logging.getLogger(__name__)
 

@@ -33,7 +33,7 @@ from extproc.routing.pools.ejections import ERRORS
 from extproc.routing.pools.loads import PairTicket
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, Query, explicit_turn
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Decision, Router
 
 _log = logging.getLogger(__name__)

@@ -2,7 +2,7 @@
 
 Events show what an instance holds of a prompt's text, before its first image, audio or video and behind it (loosely,
 `base/media.py`). They do not show which media stand between: that is known of instances that were asked for a reply to
-this very conversation (`requests/turns.py`). Where both agree, that is the hit.
+this very conversation (`requests/reply_keys.py`). Where both agree, that is the hit.
 
 With some models the text cannot be followed past a medium: their processors write words of their own around it. Until
 a pool's events were once seen to go past a medium of a kind, what was sent counts behind it, as long as the instance

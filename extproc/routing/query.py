@@ -17,7 +17,7 @@ from extproc.base.headers import TURN
 from extproc.base.model import Prompt, Reason, Request
 from extproc.requests import apis, paths
 from extproc.requests.cost import rendering_us
-from extproc.requests.turns import asked, turns
+from extproc.requests.reply_keys import asked, turns
 from extproc.routing import lora
 from extproc.routing.disaggregation.bodies import divisible
 from extproc.routing.lora import Announced
@@ -49,7 +49,7 @@ class Media:
 
     plain: int  # leading keys of the chain that stand before the first medium
     places: Sequence[tuple[int, str]]  # where each medium stands in the prompt, in bytes, and what it is
-    turns: Sequence[int]  # a key for each reply since then, and for the whole: what it answered (`requests/turns.py`)
+    turns: Sequence[int]  # a key for each reply since then, and for the whole: what it answered (`reply_keys.py`)
     ends: Sequence[int]  # where each reply ends in the prompt, in bytes; the last one ends the history
     begin: int  # where the first of them begins
     sent: Mapping[str, int] = field(default_factory=dict)  # how many of these replies an instance was asked for

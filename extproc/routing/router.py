@@ -25,7 +25,7 @@ from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.ties import Kind
 from extproc.routing.query import Ask, Query
 from extproc.routing.reading import AtOnce, Reader, Reading
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.shadow import Opinion, opinions
 from extproc.routing.verdict import fallbacks, shed, verdict
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from extproc.base.errors import Shed
 from extproc.base.model import Instance, Reason
 from extproc.routing.policies import Verdict, View, least_loaded, registry
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 
 _log = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from loadgen.workloads import synthetic
 from loadgen.workloads.arrivals import arrange, fitting
 from loadgen.workloads.profiles import PROFILES
 from loadgen.workloads.trace import Trace
-from loadgen.workloads.traces import load, superset
+from loadgen.workloads.traces import load, own_jsonl
 
 DESCRIPTION = f"""\
 Draw agent sessions by a seed and write them in our superset JSONL, one request a line: turns, think times, forks,
@@ -171,7 +171,7 @@ def _words(trace: Trace, model_dir: Path) -> Words:
 
 def _write(trace: Trace, path: Path) -> None:
     with begun(path) as file:
-        superset.write(trace, file)
+        own_jsonl.write(trace, file)
 
 
 def _say(trace: Trace, words: Words, file: IO[bytes]) -> None:

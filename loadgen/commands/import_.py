@@ -16,7 +16,7 @@ from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from loadgen.workloads.imports import access_log, bodies, vllm_log
 from loadgen.workloads.trace import Fact, Trace
-from loadgen.workloads.traces import superset
+from loadgen.workloads.traces import own_jsonl
 
 DESCRIPTION = """\
 Make a workload of what you have: Envoy's access log with our decisions, request bodies that were kept, or the log of a
@@ -81,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         except (ConfigError, OSError, ValueError) as error:
             raise CommandError(str(error)) from error
     with begun(args.out) as file:
-        superset.write(trace, file)
+        own_jsonl.write(trace, file)
     sys.stdout.write(summary(trace, args.out, 0) + _notes(trace, left_out))
     return 0
 

@@ -7,15 +7,15 @@
     caches.py          the caches of the instances, and of the cluster, as arrays
     workload.py        what a scenario's requests are
     run_info.py        what a run says of itself
-    checks.py          which scenarios can be simulated
+    feasibility.py     which scenarios can be simulated
 
 Same scenario, same rows: nothing here reads a clock or an unseeded random number.
 """
 
 from __future__ import annotations
 
-from loadgen.simulation.checks import UnfitValue, check
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario, simulate
+from loadgen.simulation.feasibility import UnfitValue, check
 from loadgen.simulation.run_info import idle, info, label, off
 from loadgen.simulation.workload import LeftOut, as_recorded, content, prepared, workload
 

@@ -21,7 +21,7 @@ from extproc.routing.policies import registry
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Query
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Decision, Router
 from loadgen.simulation.instance import Event, Removed, Stored
 from loadgen.simulation.scenario import IndexView, Layout, Scenario

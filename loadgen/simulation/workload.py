@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
-from loadgen.simulation.checks import cache_tokens
 from loadgen.simulation.cluster import DRAIN_S, ImpossibleScenario
+from loadgen.simulation.feasibility import cache_tokens
 from loadgen.simulation.scenario import Arrivals, Scenario
 from loadgen.workloads.arrivals import arrange, fitting
 from loadgen.workloads.profiles import PROFILES

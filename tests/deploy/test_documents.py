@@ -19,7 +19,7 @@ from docs.tools import pages
 from extproc.base.model import Reason
 from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS
 from extproc.routing.policies import registry
-from extproc.routing.route import OWN, PREFIX
+from extproc.routing.route_settings import OWN, PREFIX
 from tests.support.paths import FIXTURES, ROOT
 
 FOLDERS: Final = ("bench", "docs", "envoy", "extproc", "loadgen", "tests", ".github")
@@ -73,6 +73,19 @@ def _anchors(path: Path) -> set[str]:
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     headings = re.findall(r"^#+ (.+)$", text, flags=re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_links_to_modules_say_their_names() -> None:
+    """A link that reads `ties.py` leads to ties.py: a reader who was told another name looks in vain."""
+    links = [
+        (_name(path), text, target)
+        for path in MARKDOWN
+        for text, target in re.findall(r"\[([\w./]+\.py)\]\(([^)#\s]+)\)", _prose(path))
+    ]
+    assert links
+    assert [
+        link for link in links if Path(link[1]).name != Path(link[2]).name and Path(link[2]).name != "__init__.py"
+    ] == []
 
 
 def test_links_lead_somewhere() -> None:

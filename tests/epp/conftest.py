@@ -18,7 +18,7 @@ from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.route_settings import RouteSettings, route_settings
 from extproc.routing.router import Router
 from tests.epp.gateway import MODES, Gateway
 

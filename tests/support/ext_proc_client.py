@@ -22,7 +22,7 @@ from extproc.processor.stream import Services
 from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Router
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hello " * 200}]}).encode()

@@ -20,7 +20,7 @@ from extproc.config.envoy_types import (
 )
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Topology
-from extproc.routing.route import suggest
+from extproc.routing.route_settings import suggest
 
 UPSTREAM: Final = "envoy.extensions.upstreams.http.v3.HttpProtocolOptions"
 

@@ -11,7 +11,7 @@ from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import RouteEntry, Topology
-from extproc.routing.route import CLUSTER
+from extproc.routing.route_settings import CLUSTER
 
 DECOMPRESSOR: Final = "envoy.extensions.filters.http.decompressor.v3.Decompressor"
 

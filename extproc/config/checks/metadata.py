@@ -14,7 +14,7 @@ from extproc.config.settings import Endpoint, PoolSettings, instances
 from extproc.config.topology import SMETRIC, Topology
 from extproc.prompts.renderer import Renderer
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
-from extproc.routing.route import suggest
+from extproc.routing.route_settings import suggest
 
 _METADATA = ("metadata", "filter_metadata", SMETRIC)
 

@@ -11,13 +11,13 @@ from extproc.base.errors import ConfigError
 from extproc.base.model import Disaggregation
 from extproc.config.checks.models import for_responses
 from extproc.config.checks.shared import Pools, filters, modes, modes_of, overrides, shown
+from extproc.config.envoy_limits import obeys_overrides
 from extproc.config.envoy_types import ProcessingModeBodySendMode as Body
 from extproc.config.envoy_types import ProcessingModeHeaderSendMode as Headers
-from extproc.config.gateway import obeys_overrides
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Chain, Topology
 from extproc.routing.disaggregation.halves import budget_ms
-from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.route_settings import RouteSettings, route_settings
 
 DEFAULT_TIMEOUT = timedelta(milliseconds=200)  # Envoy's
 TIMEOUTS = (timedelta(milliseconds=250), timedelta(seconds=10))

@@ -14,7 +14,7 @@ from extproc.config.envoy_types import RouteAction
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Header, Topology
-from extproc.routing.route import (
+from extproc.routing.route_settings import (
     CLUSTER,
     DISAGGREGATION,
     MAX_BODY,

@@ -12,7 +12,7 @@ from typing import Final
 
 from extproc.config.report import Problem, error, warning
 from extproc.config.topology import Header
-from extproc.routing.route import PREFIX, meant
+from extproc.routing.route_settings import PREFIX, meant
 
 # Those of Envoy 1.40 that have a value when a request arrives; beside them DOWNSTREAM_*.
 KNOWN: Final = (

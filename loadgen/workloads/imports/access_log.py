@@ -22,7 +22,7 @@ from extproc.routing.digests import depths
 from loadgen.workloads.imports.sessions import Mark, Seen, trace
 from loadgen.workloads.trace import Runs, Trace, length
 from loadgen.workloads.traces.lines import TraceError, decode, lines, since_epoch, title
-from loadgen.workloads.traces.recording import Fields, Place
+from loadgen.workloads.traces.parsed_trace import Fields, Place
 
 BYTES = 4.0  # of text, a token: English and code have 3.5 to 4.5
 FIELDS = Fields("line", "digests", "time", "prompt_bytes")

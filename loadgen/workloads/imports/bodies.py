@@ -21,7 +21,7 @@ from loadgen.workloads.imports.keys import BLOCK_SIZE, Keys
 from loadgen.workloads.imports.sessions import Seen, trace
 from loadgen.workloads.trace import Trace
 from loadgen.workloads.traces.lines import Count, Seconds, TraceError, decode, lines, since_epoch, title
-from loadgen.workloads.traces.recording import Fields, Place
+from loadgen.workloads.traces.parsed_trace import Fields, Place
 
 Encode = Callable[[str], "array[int]"]
 

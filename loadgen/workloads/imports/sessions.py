@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from loadgen.workloads.trace import Fact, Runs, Trace, TraceRequest
-from loadgen.workloads.traces.recording import Fields, Place, Recording, checked
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording, checked
 
 REPLY = 200  # tokens of a reply of which nothing at all is known
 

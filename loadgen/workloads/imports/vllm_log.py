@@ -21,7 +21,7 @@ from loadgen.workloads.imports.keys import BLOCK_SIZE, Keys
 from loadgen.workloads.imports.sessions import Seen, trace
 from loadgen.workloads.trace import Trace
 from loadgen.workloads.traces.lines import TraceError, lines, title
-from loadgen.workloads.traces.recording import Fields, Place
+from loadgen.workloads.traces.parsed_trace import Fields, Place
 
 FIELDS = Fields("line", "prompt_token_ids", "the line's time", "prompt_token_ids")
 LETTERS: Final = 4  # of a reply, a token

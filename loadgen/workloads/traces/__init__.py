@@ -14,9 +14,9 @@ from typing import Protocol
 import msgspec
 
 from loadgen.workloads.trace import Trace
-from loadgen.workloads.traces import aiperf, azure, bailian, claude_code, mooncake, superset, tracelab
+from loadgen.workloads.traces import aiperf, azure, bailian, claude_code, mooncake, own_jsonl, tracelab
 from loadgen.workloads.traces.lines import TraceError, decode, first
-from loadgen.workloads.traces.recording import Recording, checked
+from loadgen.workloads.traces.parsed_trace import Recording, checked
 
 __all__ = ["FORMATS", "TraceError", "load"]
 
@@ -34,7 +34,7 @@ class Format(Protocol):
         """What the file holds. Raises TraceError."""
 
 
-FORMATS: tuple[Format, ...] = (superset, claude_code, mooncake, aiperf, bailian, azure, tracelab)
+FORMATS: tuple[Format, ...] = (own_jsonl, claude_code, mooncake, aiperf, bailian, azure, tracelab)
 
 
 def load(path: Path) -> Trace:

@@ -19,7 +19,7 @@ import msgspec
 from loadgen.workloads.trace import Fact, TraceRequest, cut, joined, length
 from loadgen.workloads.traces import nominal
 from loadgen.workloads.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "aiperf"
 TITLE = "multi-turn Mooncake JSONL (NVIDIA aiperf)"

@@ -13,7 +13,7 @@ from reprlib import repr as shortened
 
 from loadgen.workloads.trace import Fact, TraceRequest
 from loadgen.workloads.traces.lines import MOST_TOKENS, TraceError, lines, since_epoch, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "azure"
 TITLE = "Azure CSV (TIMESTAMP,ContextTokens,GeneratedTokens)"

@@ -15,7 +15,7 @@ import msgspec
 
 from loadgen.workloads.trace import Fact, TraceRequest, joined
 from loadgen.workloads.traces.lines import Count, Length, Name, Seconds, TraceError, decode, lines, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "bailian"
 TITLE = "Bailian JSONL"

@@ -22,7 +22,7 @@ import msgspec
 from loadgen.workloads.trace import Fact, Runs, TraceRequest, Trigger, common, joined, length
 from loadgen.workloads.traces import nominal
 from loadgen.workloads.traces.lines import Count, Length, Seconds, TraceError, decode, lines, named, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "claude-code"
 TITLE = "Claude Code sessions (kv-cache-tester), original or compacted"

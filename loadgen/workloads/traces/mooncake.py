@@ -14,7 +14,7 @@ import msgspec
 
 from loadgen.workloads.trace import Fact, TraceRequest, joined
 from loadgen.workloads.traces.lines import Count, Length, Milliseconds, Name, decode, lines, named, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "mooncake"
 TITLE = "Mooncake JSONL"

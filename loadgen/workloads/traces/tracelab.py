@@ -14,7 +14,7 @@ import msgspec
 
 from loadgen.workloads.trace import Fact, TraceRequest, Trigger
 from loadgen.workloads.traces.lines import Count, Length, TraceError, decode, lines, since_epoch, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "tracelab"
 TITLE = "TraceLab rounds, JSONL"

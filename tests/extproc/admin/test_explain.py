@@ -17,7 +17,7 @@ from extproc.prompts.renderer import PlainRenderer
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, read
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Router
 
 SECRET = "the launch code is 0000"  # stands for whatever people write to a model

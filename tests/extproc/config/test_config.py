@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from extproc import config
 from extproc.base.model import Role, Source
 from extproc.config import Discovery, DnsFamily, Endpoint, Report
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from tests.support.envoy_yaml import ROOT, SHIPPED, clean, inspect
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from extproc import config
 from extproc.base.errors import ConfigError
-from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.route_settings import RouteSettings, route_settings
 from tests.support.envoy_yaml import (
     DELETE,
     change,

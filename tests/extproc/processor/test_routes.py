@@ -8,7 +8,7 @@ import pytest
 
 from extproc.base import metrics
 from extproc.processor.routes import MOST_ROUTES, Routes
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 
 DEFAULT = RouteSettings("pool", "least-loaded")
 

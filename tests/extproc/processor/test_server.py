@@ -15,7 +15,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 from extproc.base import metrics
 from extproc.base.headers import TOKEN
 from extproc.processor.messages import Decide, RequestBody
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from tests.support.ext_proc_client import BODY, Served, answered, ask, body, headers, message, until_idle
 
 

@@ -31,7 +31,7 @@ from extproc.routing.pools.admission import Admission
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, read
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Router
 from tests.support.ext_proc_client import Served, answered, ask, body, headers, message
 

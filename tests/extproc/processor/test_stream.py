@@ -13,7 +13,7 @@ from prometheus_client import generate_latest
 from extproc.base import metrics
 from extproc.processor import server
 from extproc.processor.stream import Stream
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from tests.support.ext_proc_client import BODY, Served, answered, ask, body, headers, until_idle
 
 

@@ -18,7 +18,7 @@ from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, pool_for
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Decision, Router
 
 CHAT = "/v1/chat/completions"

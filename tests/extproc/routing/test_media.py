@@ -29,7 +29,7 @@ from extproc.routing.media import hit, learn
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Ask, Media, Query
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Decision, Router
 from loadgen.engine.options import MODEL_DIR
 from tests.support import kv_recordings

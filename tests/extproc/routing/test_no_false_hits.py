@@ -29,7 +29,7 @@ from extproc.routing.pools.admission import Admission, Subset
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.query import Query
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Router
 from tests.support import kv_recordings, paths
 from tests.support.recorded_cache import Cache, named

@@ -20,7 +20,7 @@ from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.pools.ties import Kind
 from extproc.routing.query import Ask, read
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.router import Decision, Router
 
 CHAT = "/v1/chat/completions"

@@ -9,7 +9,7 @@ import pytest
 from extproc.base.errors import Shed
 from extproc.base.model import Instance, Reason
 from extproc.routing.policies import Verdict, View
-from extproc.routing.route import RouteSettings
+from extproc.routing.route_settings import RouteSettings
 from extproc.routing.verdict import fallbacks, shed, verdict
 
 ROUTE = RouteSettings("pool")

@@ -22,7 +22,7 @@ from loadgen.replay.script import Turn
 from loadgen.results.records import CSV, Row, read_info, read_rows
 from loadgen.workloads.scaling import scaled
 from loadgen.workloads.trace import Dispatch, Fact, Trace, TraceRequest, Trigger
-from loadgen.workloads.traces import superset
+from loadgen.workloads.traces import own_jsonl
 from tests.support.chat_server import INSTANCE, TOOL, USED, ChatServer, Words, chat_server
 
 CALL = {"index": 0, "id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
@@ -318,7 +318,7 @@ def run(*arguments: str | Path) -> int:
 
 def written(path: Path, given: Trace) -> Path:
     with path.open("wb") as file:
-        superset.write(given, file)
+        own_jsonl.write(given, file)
     return path
 
 

@@ -19,7 +19,7 @@ from loadgen.results.records import CSV, read_info, read_rows
 from loadgen.stack.processes import free_port
 from loadgen.stack.stack import Engine, Stack
 from loadgen.workloads.trace import Runs, Trace, TraceRequest, Trigger, length
-from loadgen.workloads.traces import superset
+from loadgen.workloads.traces import own_jsonl
 
 BLOCK = 16
 SYSTEM = 40 * BLOCK  # tokens, shared by all sessions
@@ -87,7 +87,7 @@ def _request(
 def written(path: Path, requests: list[TraceRequest]) -> Path:
     """A trace file of the requests."""
     with path.open("wb") as file:
-        superset.write(Trace("live", BLOCK, requests), file)
+        own_jsonl.write(Trace("live", BLOCK, requests), file)
     return path
 
 

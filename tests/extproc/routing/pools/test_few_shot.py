@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from extproc.requests.turns import asked
+from extproc.requests.reply_keys import asked
 from extproc.routing.pools.few_shot import CAPACITY, FewShot, Spoken
 
 SYSTEM = ("system", "You edit files.")

@@ -13,7 +13,7 @@ from loadgen.engine.options import MODEL_DIR
 from loadgen.engine.tokenizer import Tokens
 from loadgen.workloads.imports import bodies
 from loadgen.workloads.trace import Trace, common
-from loadgen.workloads.traces import superset
+from loadgen.workloads.traces import own_jsonl
 from loadgen.workloads.traces.lines import TraceError
 
 LATER = time.time() + 9
@@ -66,7 +66,7 @@ def test_nothing_that_was_said_is_written(tmp_path: Path, tokens: Tokens) -> Non
     made: list[dict[str, object]] = [{"time": "2026-12-01T00:00:00Z", "body": {"messages": session("x", 1)[0]}}]
     trace, _ = read(lines(tmp_path / "bodies.jsonl", made), tokens)
     file = io.BytesIO()
-    superset.write(trace, file)
+    own_jsonl.write(trace, file)
     assert b"secret" not in file.getvalue()
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from loadgen.workloads import traces
 from loadgen.workloads.trace import Fact, Trace, TraceRequest, Trigger, common, length, names
-from loadgen.workloads.traces import FORMATS, TraceError, superset
+from loadgen.workloads.traces import FORMATS, TraceError, own_jsonl
 
 FIXTURES = Path(__file__).parent / "samples"
 
@@ -94,7 +94,7 @@ def test_the_superset_reads_what_it_wrote(tmp_path: Path) -> None:
     ]
     trace = Trace("made", 64, requests, frozenset({Fact.BLOCKS, Fact.SESSIONS}))
     file = BytesIO()
-    superset.write(trace, file)
+    own_jsonl.write(trace, file)
     (tmp_path / "made.jsonl").write_bytes(file.getvalue())
     (tmp_path / "made.jsonl.gz").write_bytes(gzip.compress(file.getvalue()))
     assert traces.load(tmp_path / "made.jsonl") == trace
@@ -557,7 +557,7 @@ def test_claude_code_subagents_begin_after_their_parent_in_whatever_order_they_s
 
 def _written(trace: Trace, path: Path) -> Path:
     with path.open("wb") as file:
-        superset.write(trace, file)
+        own_jsonl.write(trace, file)
     return path
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from extproc.base.errors import ConfigError
 from extproc.routing.policies import registry
-from extproc.routing.route import RouteSettings, route_settings
+from extproc.routing.route_settings import RouteSettings, route_settings
 
 DEFAULT = RouteSettings("engines", "smetric", {"overload": 3.0, "overload_floor": 0.0, "hit_ratio": 0.25})
 

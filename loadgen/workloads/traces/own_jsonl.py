@@ -17,7 +17,7 @@ from msgspec import UNSET, UnsetType
 
 from loadgen.workloads.trace import Fact, Runs, Trace, TraceRequest, Trigger, joined, length
 from loadgen.workloads.traces.lines import Count, Length, Milliseconds, Name, TraceError, decode, lines, named, title
-from loadgen.workloads.traces.recording import Fields, Place, Recording
+from loadgen.workloads.traces.parsed_trace import Fields, Place, Recording
 
 NAME = "superset"
 TITLE = "our superset JSONL"

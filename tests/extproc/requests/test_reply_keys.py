@@ -10,7 +10,7 @@ import pytest
 from extproc.base.media import MEDIUM_BYTES
 from extproc.requests import apis
 from extproc.requests.paths import Api
-from extproc.requests.turns import Turn, turns
+from extproc.requests.reply_keys import Turn, turns
 
 Message = dict[str, Any]
 
