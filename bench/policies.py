@@ -16,7 +16,17 @@ def view(instances: int) -> View:
     rng = random.Random(1)
     hits = [rng.choice((0, 0, 20_480, rng.randrange(400_000))) for _ in range(instances)]
     loads = [rng.randrange(30) for _ in range(instances)]
-    return View(3, 300_000, 400_000, hits, loads, 7, [rng.randrange(10**6) for _ in range(instances)], seed=5)
+    return View(
+        3,
+        300_000,
+        400_000,
+        hits,
+        loads,
+        7,
+        [rng.randrange(10**6) for _ in range(instances)],
+        seed=5,
+        waits=[rng.random() for _ in hits],
+    )
 
 
 def milliseconds(policy: str, on: View) -> float:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
-from extproc.routing.pools.loads import Loads, Ticket
-from loadgen.simulation.cluster import _Cluster
-from loadgen.simulation.instance import SimulatedTask
+from extproc.routing.pools.loads import Loads
+from extproc.routing.pools.pool import Pool
+from loadgen.simulation.product_router import ProductRouter
 from loadgen.simulation.scenario import Fetch, IndexView, Layout, Scenario
 from loadgen.simulation.sweeps import sweep
 from loadgen.workloads.trace import Dispatch
@@ -25,11 +26,11 @@ DYNAMO: Who = ("dynamo", {})
 BAILIAN: tuple[Who, ...] = tuple(("bailian", {"weight": weight}) for weight in (0.3, 0.5, 0.6, 0.7, 0.8, 0.9))
 LMETRIC: tuple[Who, ...] = (("lmetric", {}), ("lmetric", {"idle": 1.0}))
 WINNER: Who = ("least-delay", {})
-WINNER_WITH_TIER: Who = ("least-delay", {"refetch": 0.5})
 
 BASELINES = (LEAST_LOADED, *BAILIAN, *LMETRIC, DYNAMO)
 RIVALS = (LEAST_LOADED, *(BAILIAN[i] for i in (0, 1, 3)), *LMETRIC)  # those that are best somewhere
-FINALISTS = (SMETRIC, WINNER, WINNER_WITH_TIER)
+FINALISTS = (SMETRIC, WINNER)
+LATE_S = 0.2
 
 SMALL = Scenario(instances=16, warmup_s=900.0, measure_s=600.0, block_size=128)
 LARGE = Scenario(block_size=128)
@@ -40,25 +41,31 @@ def varied(scenario: Scenario, rows: Path | None) -> sweep.Measures:
     return sweep.simulated(scenario, rows)
 
 
-def first_token(scenario: Scenario, rows: Path | None) -> sweep.Measures:
-    """Simulate a router that learns of the first token, and takes the prompt's bytes off the load then."""
-    tell = _Cluster._first_token
+def until_the_end(scenario: Scenario, rows: Path | None) -> sweep.Measures:
+    """Simulate a router that no event tells how far a prefill is: it counts until the reply ends."""
+    with patch.object(Pool, "tells", lambda pool, instance: False):
+        return sweep.simulated(scenario, rows)
 
-    def first(cluster: _Cluster, task: SimulatedTask) -> None:
-        ticket = cluster._tickets[task.row.request].ticket
-        if isinstance(ticket, Ticket) and ticket._loads is not None:
-            ticket._loads._add(ticket._where, 0, -ticket._prefill)
-            ticket._prefill = 0
-        tell(cluster, task)
 
-    with patch.object(_Cluster, "_first_token", first):
+def late(scenario: Scenario, rows: Path | None) -> sweep.Measures:
+    """Simulate events that are LATE_S on their way to what they tell of a prefill."""
+    learn = ProductRouter.tell
+
+    def told(router: ProductRouter, instance: str, stored: Sequence[int], now: float) -> None:
+        waiting = router.__dict__.setdefault("waiting", deque())
+        waiting.append((now + LATE_S, instance, stored))
+        while waiting and waiting[0][0] <= now:
+            _, one, keys = waiting.popleft()
+            learn(router, one, keys, now)
+
+    with patch.object(ProductRouter, "tell", told):
         return sweep.simulated(scenario, rows)
 
 
 def from_headers(scenario: Scenario, rows: Path | None) -> sweep.Measures:
     """Simulate a router that takes headers for the end of prefill, before engines that send them at once."""
     start = Loads.start
-    with patch.object(Loads, "start", lambda loads, pool, instance, _: start(loads, pool, instance, 0)):
+    with patch.object(Loads, "start", lambda loads, pool, instance, _, __=0.0: start(loads, pool, instance, 0)):
         return sweep.simulated(scenario, rows)
 
 
@@ -132,7 +139,6 @@ _DELAYS: tuple[Who, ...] = tuple(
         {"refetch": 0.5, "pair": 1.0},
     )
 )
-_REFETCHES: tuple[Who, ...] = tuple(("least-delay", {"refetch": x}) for x in (1.0, 0.75, 0.5, 0.2, 0.1))
 _VARIANTS: tuple[Who, ...] = (
     ("smetric-near", {"first": 1.0}),
     ("smetric-near", {"first": 1.0, "near": 1.0}),
@@ -153,7 +159,7 @@ PARTS: Mapping[str, Part] = {
     "screen": Part(
         title="Candidates, at one rate near the knee (16 instances)",
         cases=tuple(replace(case, work=varied) for case in _SCREEN),
-        who=(SMETRIC, *_VARIANTS, *_DELAYS, *_REFETCHES),
+        who=(SMETRIC, *_VARIANTS, *_DELAYS, WINNER),
         seeds=(0, 1),
     ),
     "signal": Part(
@@ -161,7 +167,11 @@ PARTS: Mapping[str, Part] = {
         cases=tuple(
             replace(case, name=f"{case.name}, {name}", work=work)
             for case in _SCREEN
-            for name, work in (("until the first token", first_token), ("until the headers", from_headers))
+            for name, work in (
+                ("until the reply ends", until_the_end),
+                ("events 0.2 s late", late),
+                ("until the headers", from_headers),
+            )
         ),
         who=FINALISTS,
         seeds=(0, 1, 2),

@@ -5,6 +5,7 @@ The gauges say the same as the page, because one reading feeds both. Refuses to 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -12,6 +13,7 @@ from extproc.base import metrics
 from extproc.base.errors import IndexUnavailable
 from extproc.base.model import EventReport, Knowledge, Source
 from extproc.index import Index
+from extproc.routing.pace import Learner
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 
@@ -46,27 +48,38 @@ class StatePage:
         names = [instance.name for instance in pool.instances]
         ejected = pool.ejections.ejected(now)
         states: dict[str, Any] = {}
-        for instance, in_flight, unprefilled in zip(pool.instances, *self._loads.view(pool.name, names), strict=True):
+        for instance, load in zip(pool.instances, self._loads.totals(pool.name, names), strict=True):
             blocks = None if sizes is None else sizes.get(instance.name, 0)
             follows = pool.source is Source.EVENTS and instance.kv_events is not None
             report = reports.get(instance.name, UNHEARD) if follows else None
+            usual = pool.prefills.usual_s(instance.name)
             unhealthy = pool.unhealthy is not None and instance.address in pool.unhealthy
             states[instance.name] = {
-                "in_flight": in_flight,
-                "unprefilled_bytes": unprefilled,
+                "in_flight": load.requests,
+                "unprefilled_bytes": load.unprefilled,
+                "unprefilled_s": round(load.work_us / 1e6, 3),
+                "usual_prompt_s": None if usual is None else round(usual, 3),
                 "healthy": None if pool.unhealthy is None else not unhealthy,
                 "ejected_s": round(ejected.get(instance.address, 0.0), 1),
                 "index_blocks": blocks,
                 "kv_events": instance.kv_events if follows else None,
                 "events": report,
             } | ({"priority": instance.priority} if instance.priority else {})
-            metrics.IN_FLIGHT.labels(pool.name, instance.name).set(in_flight)
+            metrics.IN_FLIGHT.labels(pool.name, instance.name).set(load.requests)
             metrics.UNHEALTHY.labels(pool.name, instance.name).set(unhealthy)
-            metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(unprefilled)
+            metrics.UNPREFILLED_BYTES.labels(pool.name, instance.name).set(load.unprefilled)
+            metrics.UNPREFILLED_SECONDS.labels(pool.name, instance.name).set(load.work_us / 1e6)
+            if usual is not None:
+                metrics.USUAL_PROMPT_SECONDS.labels(pool.name, instance.name).set(usual)
             metrics.INDEX_BLOCKS.labels(pool.name, instance.name).set(blocks or 0)
         pool.speculation.expire(now)
         metrics.SPECULATIVE_BLOCKS.labels(pool.name).set(len(pool.speculation))
-        return {"source": pool.source, "speculative_blocks": len(pool.speculation), "instances": states}
+        return {
+            "source": pool.source,
+            "speculative_blocks": len(pool.speculation),
+            "pace": _shown(pool.prefills.learner),
+            "instances": states,
+        }
 
     async def _indexed(self, pool: str) -> tuple[Mapping[str, int] | None, Mapping[str, EventReport]]:
         """Blocks held and the followers' reports, by instance; no sizes where the index does not answer."""
@@ -75,3 +88,14 @@ class StatePage:
             return await self._index.sizes(pool), await self._index.reports(pool) if following is None else following
         except IndexUnavailable:
             return None, {}
+
+
+def _shown(learner: Learner) -> Mapping[str, Any]:
+    """How fast a pool prefills, and from how many samples that is known."""
+    pace = learner.pace
+    return {
+        "byte_us": round(1e6 * pace.byte_s, 3),
+        "depth_bytes": round(pace.depth),
+        "fetch_us": None if math.isinf(pace.fetch_s) else round(1e6 * pace.fetch_s, 3),
+        "samples": learner.samples,
+    }

@@ -261,7 +261,8 @@ class Node:
     def _heard(self, pool: str, fact: Fact) -> None:
         """An engine of a pool spoke."""
         if pool in self.pools:
-            self.pools[pool].speculation.hear(fact, time.monotonic())
+            for ended in self.pools[pool].hear(fact, time.monotonic()):
+                metrics.PROMPT_SECONDS.labels(pool, ended.instance).observe(ended.seconds)
 
     def _changed(self, name: str, instances: tuple[Instance, ...]) -> None:
         """DNS or EDS has found the instances of a pool."""
@@ -271,6 +272,7 @@ class Node:
         self.pools[name].instances = instances
         for gone in left:
             metrics.forget_instance(name, gone)
+        self.pools[name].prefills.keep({instance.name for instance in instances})
         self.recorder.keep(name, [instance.name for instance in instances])
         if name in self._followers and self._leases is None:
             self._followers[name].follow(instances)

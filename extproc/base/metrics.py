@@ -47,7 +47,28 @@ STREAMS = Gauge("smetric_streams", "ext_proc streams open: one for each request 
 IN_FLIGHT = Gauge("smetric_in_flight", "Requests in flight.", ["pool", "instance"], registry=REGISTRY)
 UNPREFILLED_BYTES = Gauge(
     "smetric_unprefilled_bytes",
-    "Prompt bytes that were not cached, of requests in flight; in prefill instances, until they are prefilled.",
+    "Prompt bytes that are left to prefill for the requests in flight: less with each chunk that an engine tells of; "
+    "without its events, all that was not cached, until a request ends.",
+    ["pool", "instance"],
+    registry=REGISTRY,
+)
+UNPREFILLED_SECONDS = Gauge(
+    "smetric_unprefilled_seconds",
+    "How long these bytes take to prefill, by the pace that is known of the pool.",
+    ["pool", "instance"],
+    registry=REGISTRY,
+)
+PROMPT_SECONDS = Histogram(
+    "smetric_prompt_seconds",
+    "Time from a decision to the event that the prompt's last block is stored: the time to the first token, as the "
+    "engine lives it.",
+    ["pool", "instance"],
+    buckets=(0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60),
+    registry=REGISTRY,
+)
+USUAL_PROMPT_SECONDS = Gauge(
+    "smetric_usual_prompt_seconds",
+    "The median of that time over the last 16 prompts of the instance; absent before the first.",
     ["pool", "instance"],
     registry=REGISTRY,
 )

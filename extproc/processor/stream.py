@@ -243,6 +243,8 @@ def _prefilled(routed: Decision) -> None:
     """The instance that prefills for another is done. One that does both answers before it prefills, if it streams."""
     if isinstance(routed.ticket, PairTicket):
         routed.ticket.prefilled()
+    else:
+        routed.ticket.answered()
 
 
 def _count(pool: Pool, routed: Decision, decision_s: float) -> None:

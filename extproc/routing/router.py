@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from extproc.base.errors import IndexUnavailable, NoInstance
+from extproc.base.load import Load
 from extproc.base.model import Choice, Instance, Reason
 from extproc.index import Index
 from extproc.routing import media
@@ -22,6 +23,7 @@ from extproc.routing.pools import admission
 from extproc.routing.pools.admission import Admission
 from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.prefills import Prompt
 from extproc.routing.pools.ties import Kind
 from extproc.routing.query import Ask, Query
 from extproc.routing.reading import AtOnce, Reader, Reading
@@ -154,13 +156,25 @@ class Router:
         sides = _sides(pool, query, admitted, now)
         decoder = self._decoder(pool, sides.decode, admitted) if sides.prefill else None
         candidates = sides.prefill or sides.decode
-        requests, waiting = self._loads_of(pool, candidates, admitted)
-        loads, unit = (waiting, query.prompt) if decoder else (requests, 1)
+        counted = self._loads_of(pool, candidates, admitted)
+        waiting = [load.unprefilled for load in counted]
+        loads, unit = (waiting, query.prompt) if decoder else ([load.requests for load in counted], 1)
         names = [instance.name for instance in candidates]
         hits = _hits(pool, query, names, held, now, mark)
         kind = Kind.FIRST if query.turn == 0 and query.prompt else Kind.OTHER
         asked = (query.turn, query.history, query.prompt)
-        view = View(*asked, hits, loads, pool.cursor, waiting, self._seed(), pool.ties.shares(kind, names), unit)
+        view = View(
+            *asked,
+            hits,
+            loads,
+            pool.cursor,
+            waiting,
+            self._seed(),
+            pool.ties.shares(kind, names),
+            unit,
+            waits=[load.work_us / 1e6 for load in counted],
+            pace=pool.prefills.pace,
+        )
         degraded = Reason.PREFILL_FAILED if query.failed and not decoder else query.degraded
         best = verdict(route, view, degraded, _place_of(query.keeper, candidates))
         pool.cursor = best.candidate + 1
@@ -169,7 +183,7 @@ class Router:
         choice = _choice(route, view, best, candidates, standby)
         shadows = opinions(route.shadows, view, best.candidate) if degraded is None else ()
         name = choice.instance.name
-        ticket = self._loads.start(pool.name, name, query.prompt - choice.hit)
+        ticket = self._count(pool, query, choice, now)
         if query.degraded is not Reason.INDEX_UNAVAILABLE:  # else it may hold the prompt, and lose it without a word
             pool.speculation.note(name, query.chain_on(name), held.get(name, 0), now)
         if decoder is None or decoder.instance is choice.instance:
@@ -179,7 +193,7 @@ class Router:
 
     def _decoder(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> _Decoder:
         """The instance that decodes: the one with the fewest requests in flight, ties in turn."""
-        requests, _ = self._loads_of(pool, candidates, admitted)
+        requests = [load.requests for load in self._loads_of(pool, candidates, admitted)]
         names = [instance.name for instance in candidates]
         nothing = [0] * len(names)
         shares = pool.ties.shares(Kind.DECODE, names)
@@ -187,13 +201,21 @@ class Router:
         pool.ties.note(Kind.DECODE, names[chosen], 0)
         return _Decoder(candidates[chosen], fallbacks(candidates, requests, chosen))
 
-    def _loads_of(
-        self, pool: Pool, candidates: Sequence[Instance], admitted: Admission
-    ) -> tuple[Sequence[int], Sequence[int]]:
-        """Requests in flight and bytes to prefill of each candidate. Raises Shed where all are at their limit."""
-        requests, waiting = self._loads.view(pool.name, [instance.name for instance in candidates])
-        shed(pool.name, requests, admitted.max_load)
-        return requests, waiting
+    def _count(self, pool: Pool, query: Query, choice: Choice, now: float) -> Ticket:
+        """Count the request where its prompt is computed, until the engine says that it is, or the request is over."""
+        instance, hit, best, length = choice.instance, choice.hit, choice.best_hit, query.prompt
+        work_s = pool.prefills.pace.prefill(hit, best, length)
+        ticket = self._loads.start(pool.name, instance.name, length - hit, work_s)
+        if query.chain and pool.tells(instance):
+            prompt = Prompt(query.chain_on(instance.name), pool.block_bytes, length, hit, best)
+            pool.prefills.begin(instance.name, prompt, ticket, now)
+        return ticket
+
+    def _loads_of(self, pool: Pool, candidates: Sequence[Instance], admitted: Admission) -> Sequence[Load]:
+        """What each candidate has in flight. Raises Shed where all are at their limit."""
+        loads = self._loads.totals(pool.name, [instance.name for instance in candidates])
+        shed(pool.name, [load.requests for load in loads], admitted.max_load)
+        return loads
 
 
 class _Decoder(NamedTuple):

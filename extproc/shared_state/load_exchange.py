@@ -11,12 +11,13 @@ import logging
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Annotated, Protocol
+from typing import Protocol
 
 import msgspec
 from redis.asyncio import Redis
 
 from extproc.base.errors import IndexUnavailable
+from extproc.base.load import IDLE, Load
 from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
 from extproc.shared_state.link import Link, attempt_to_hear
 from extproc.shared_state.redis_url import parse
@@ -24,7 +25,7 @@ from extproc.shared_state.standing import Use, with_redis
 
 _log = logging.getLogger(__name__)
 
-SCHEMA = 1  # of the messages, part of their channel's name: routers of another version are ignored
+SCHEMA = 2  # of the messages, part of their channel's name: routers of another version are ignored
 
 TICK_S = 0.005  # between two messages; what two routers decide within this time, they decide without each other
 ALONE_S = 0.1  # between two looks whether there is a peer
@@ -35,34 +36,28 @@ MAX_PEERS = 256
 
 
 class SharedLoads(Protocol):
-    """The loads of this process and its peers: `routing/pools/loads.py`.
+    """The loads of this process and its peers: `routing/pools/loads.py`."""
 
-    Counts are (requests in flight, unprefilled bytes).
-    """
-
-    def snapshot(self, pool: str) -> Mapping[str, tuple[int, int]]:
+    def snapshot(self, pool: str) -> Mapping[str, Load]:
         """This process's own, by instance name; idle instances are absent."""
 
-    def merge(self, replica: str, pool: str, counts: Mapping[str, tuple[int, int]]) -> None:
+    def merge(self, replica: str, pool: str, counts: Mapping[str, Load]) -> None:
         """Replace what is known of a peer's loads in a pool."""
 
     def drop(self, replica: str) -> None:
         """Forget a peer."""
 
 
-_Count = Annotated[int, msgspec.Meta(ge=0)]
-
-
 class _Message(msgspec.Struct, array_like=True):
     replica: str
     whole: bool  # whether what is not mentioned is idle, or as it was
-    pools: Mapping[str, Mapping[str, tuple[_Count, _Count]]]
+    pools: Mapping[str, Mapping[str, Load]]
 
 
 class _Peer:
     def __init__(self) -> None:
         self.heard = 0.0
-        self.counts: dict[str, dict[str, tuple[int, int]]] = {}
+        self.counts: dict[str, dict[str, Load]] = {}
 
 
 class LoadExchange:
@@ -119,7 +114,7 @@ class LoadExchange:
 
     async def _publish(self) -> None:
         loop = asyncio.get_running_loop()
-        said: dict[str, Mapping[str, tuple[int, int]]] = {}
+        said: dict[str, Mapping[str, Load]] = {}
         whole_due = 0.0
         while True:
             await asyncio.sleep(TICK_S if self._peers else ALONE_S)
@@ -194,7 +189,7 @@ class LoadExchange:
             if message.whole or pool in message.pools:
                 before = {} if message.whole else peer.counts.get(pool, {})
                 counts = {**before, **message.pools.get(pool, {})}
-                peer.counts[pool] = {instance: count for instance, count in counts.items() if count != (0, 0)}
+                peer.counts[pool] = {instance: count for instance, count in counts.items() if count != IDLE}
                 self._loads.merge(message.replica, pool, peer.counts[pool])
 
 
@@ -214,8 +209,6 @@ def _channel(namespace: str) -> str:
     return f"{namespace}:{SCHEMA}:loads"
 
 
-def _changes(
-    before: Mapping[str, tuple[int, int]], after: Mapping[str, tuple[int, int]]
-) -> Mapping[str, tuple[int, int]]:
+def _changes(before: Mapping[str, Load], after: Mapping[str, Load]) -> Mapping[str, Load]:
     changed = {instance: count for instance, count in after.items() if before.get(instance) != count}
-    return changed | {instance: (0, 0) for instance in before if instance not in after}
+    return changed | {instance: IDLE for instance in before if instance not in after}

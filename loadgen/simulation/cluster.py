@@ -182,8 +182,8 @@ class _Cluster:
             return  # it was interrupted, and has ended sooner
         step = under_way[1]
         sampled = instance.finish(step)
-        self._gateway.learn(instance.name, step.events)
-        self._gateway.learn(instance.name, instance.take_events())
+        self._gateway.learn(instance.name, step.events, self._now)
+        self._gateway.learn(instance.name, instance.take_events(), self._now)
         for task in sampled:
             if task.row.first_s is None:
                 self._first_token(task)
@@ -195,7 +195,7 @@ class _Cluster:
         row = task.row
         row.first_s, row.local, row.fetched = self._now, task.hit, task.fetched
         if isinstance(ticket := self._tickets[row.request].ticket, PairTicket):
-            ticket.prefilled()  # as the product: an instance that also decodes does not tell
+            ticket.prefilled()  # as the product: the answer of an instance that prefills alone
 
     def _finished(self, task: SimulatedTask) -> None:
         if self._colocated:

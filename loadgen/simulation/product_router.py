@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, NoReturn, TypeVar
 
 from extproc.base.errors import RenderError
+from extproc.base.facts import Fact
 from extproc.base.model import Instance, Request, Role, Source
 from extproc.index import Change
 from extproc.index.memory import MemoryIndex
@@ -29,6 +30,7 @@ from loadgen.simulation.scenario import IndexView, Layout, Scenario
 BYTES = 4  # of a token: what prompts of code and prose have on average
 POOL = "simulated"
 DECODER = "decoder"  # where everything is decoded when instances only prefill
+FOLLOWED = "simulated"  # the address of an instance's events
 ROUTED_TTL_S = 600.0  # of a routed pool's entries, the product's default
 
 T = TypeVar("T")
@@ -64,8 +66,8 @@ class ProductRouter:
             self._apply([self._routed.note(routed.choice.computes.name, chain, now)])
         return routed
 
-    def learn(self, instance: str, events: Sequence[Event]) -> None:
-        """Index what an instance's step did to its cache."""
+    def learn(self, instance: str, events: Sequence[Event], now: float) -> None:
+        """Index what an instance's step did to its cache, then let guesses end by it."""
         if self._routed is not None or not events:
             return
         changes: list[Change] = []
@@ -76,6 +78,12 @@ class ProductRouter:
                 case Removed(keys) if self._evicts:
                     changes.append(Change(POOL, instance, remove=keys))
         self._apply(changes)
+        if stored := [event.keys[-1] for event in events if isinstance(event, Stored)]:
+            self.tell(instance, stored, now)
+
+    def tell(self, instance: str, stored: Sequence[int], now: float) -> None:
+        """The instance said up to which keys prompts are stored."""
+        self._pool.hear(Fact(instance, stored=stored), now)
 
     def _apply(self, changes: Sequence[Change]) -> None:
         _completed(self._index.apply(changes))
@@ -92,8 +100,11 @@ class _NoPrompts:
 
 def _instances(layout: Layout, names: Sequence[str]) -> Sequence[Instance]:
     if layout is Layout.COLOCATED:
-        return [Instance(name) for name in names]
-    return [*(Instance(name, role=Role.PREFILL) for name in names), Instance(DECODER, role=Role.DECODE)]
+        return [Instance(name, kv_events=FOLLOWED) for name in names]
+    return [
+        *(Instance(name, role=Role.PREFILL, kv_events=FOLLOWED) for name in names),
+        Instance(DECODER, role=Role.DECODE),
+    ]
 
 
 def _completed(coroutine: Coroutine[Any, Any, T]) -> T:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from extproc.base.model import Reason
+from extproc.routing.pace import Pace
+
+DEFAULT_PACE = Pace()
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +26,12 @@ class View:
     hits: Sequence[int]  # bytes of the prompt in each candidate's local cache
     loads: Sequence[float]  # requests in flight (colocated) or bytes to prefill (prefill pools), before this request
     cursor: int  # the candidate after the last one that was chosen: any integer >= 0
-    unprefilled: Sequence[float]  # bytes that each candidate had to prefill for the requests in flight there
+    unprefilled: Sequence[float]  # bytes that each candidate has left to prefill for the requests in flight there
     seed: int = 0  # 64 random bits, new for each request
     shares: Sequence[float] = ()  # requests that each candidate got lately; empty: as many as all others
     unit: float = 1  # what one request like this weighs in `loads`: 1, or in prefill pools the bytes of its prompt
+    waits: Sequence[float] = ()  # seconds that what is `unprefilled` takes there
+    pace: Pace = DEFAULT_PACE  # how fast the pool's instances prefill
 
 
 class Verdict(NamedTuple):

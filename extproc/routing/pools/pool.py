@@ -6,12 +6,14 @@ from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
 from extproc.base import blocks
+from extproc.base.facts import Fact
 from extproc.base.model import Instance, Role, Source
 from extproc.prompts.renderer import PromptRenderer
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.ejections import Ejections
 from extproc.routing.pools.few_shot import FewShot
 from extproc.routing.pools.mismatch import Agreement
+from extproc.routing.pools.prefills import Ended, Prefills
 from extproc.routing.pools.speculation import Speculation
 from extproc.routing.pools.ties import Ties
 
@@ -33,6 +35,7 @@ class Pool:
     ties: Ties = field(default_factory=Ties)
     few_shot: FewShot = field(default_factory=FewShot)
     speculation: Speculation = field(default_factory=Speculation)
+    prefills: Prefills = field(default_factory=Prefills)
     followed: set[str] = field(default_factory=set)  # kinds of media that events were seen to go past
     agreement: Agreement = field(default_factory=Agreement)
     ejections: Ejections = field(default_factory=Ejections)
@@ -43,7 +46,7 @@ class Pool:
     def succeed(self, other: Pool) -> None:
         """Take over from a pool of the same name what is true of its instances, whatever their prompts look like."""
         self.instances, self.cursor, self.ties = other.instances, other.cursor, other.ties
-        self.ejections, self.unhealthy = other.ejections, other.unhealthy
+        self.ejections, self.unhealthy, self.prefills = other.ejections, other.unhealthy, other.prefills
 
     @property
     def disaggregated(self) -> bool:
@@ -53,6 +56,15 @@ class Pool:
     def root(self, lora: str | None = None, salt: str | None = None) -> int:
         """What the keys of a prompt begin with."""
         return blocks.root(self.name, lora, salt, secret=self.secret or b"")
+
+    def tells(self, instance: Instance) -> bool:
+        """Whether the instance's events tell how far its prefills are."""
+        return self.source is Source.EVENTS and instance.kv_events is not None
+
+    def hear(self, fact: Fact, now: float) -> Sequence[Ended]:
+        """An engine spoke: guesses about it end. Returns the prefills that ended by it."""
+        self.speculation.hear(fact, now)
+        return self.prefills.hear(fact, now)
 
     def candidates(self, now: float, subset: Subset | None = None) -> Sequence[Instance]:
         """The instances to choose from, within a subset if there is one: the healthy, of these all but the ejected, and

@@ -79,7 +79,7 @@ async def test_every_choice_holds_load_until_released() -> None:
     setup = Setup()
     picked = [await setup.pick(FIRST) for _ in range(8)]
     assert [routed.choice.instance.address[7] for routed in picked] == list("01230123")
-    assert set(setup.loads.snapshot("pool").values()) == {(2, 2 * picked[0].choice.prompt)}
+    assert {load[:2] for load in setup.loads.snapshot("pool").values()} == {(2, 2 * picked[0].choice.prompt)}
     for routed in picked:
         routed.ticket.release()
     assert setup.loads.snapshot("pool") == {}

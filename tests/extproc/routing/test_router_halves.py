@@ -62,6 +62,11 @@ class Setup:
         await self.index.apply([Change("pool", self.pool.instances[number].name, add=chain)])
 
 
+def counted(setup: Setup) -> dict[str, tuple[int, int]]:
+    """Requests in flight and bytes to prefill, by instance."""
+    return {name: load[:2] for name, load in setup.loads.snapshot("pool").items()}
+
+
 async def test_each_side_is_chosen_from_its_own_roles() -> None:
     """First requests go round on both sides, and a decode instance never prefills for another."""
     setup = Setup(P, P, D, D)
@@ -111,10 +116,10 @@ async def test_loads_of_both_sides_balance() -> None:
     setup = Setup(P, D)
     _, _, routed = await setup.pick(FIRST)
     prefill, decode = (instance.name for instance in setup.pool.instances)
-    assert setup.loads.snapshot("pool") == {prefill: (1, routed.choice.prompt), decode: (1, 0)}
+    assert counted(setup) == {prefill: (1, routed.choice.prompt), decode: (1, 0)}
     assert isinstance(routed.ticket, PairTicket)
     routed.ticket.prefilled()
-    assert setup.loads.snapshot("pool") == {decode: (1, 0)}
+    assert counted(setup) == {decode: (1, 0)}
     routed.ticket.release()
     assert setup.loads.snapshot("pool") == {}
 
@@ -136,7 +141,7 @@ async def test_an_instance_that_does_both_need_not_send_to_itself() -> None:
     setup.loads.start("pool", setup.pool.instances[1].name, 0)
     prefill, decode, routed = await setup.pick(FIRST)
     assert (prefill, decode) == (None, 0)
-    assert setup.loads.snapshot("pool")[setup.pool.instances[0].name] == (1, routed.choice.prompt)
+    assert counted(setup)[setup.pool.instances[0].name] == (1, routed.choice.prompt)
 
 
 @pytest.mark.parametrize("fields", [{"n": 2}, {"use_beam_search": True}])
@@ -166,7 +171,7 @@ async def test_a_failed_prefill_moves_and_then_ends_on_the_decode_side() -> None
     third = setup.router.again(setup.pool, setup.route, ask, second, now=0.0)
     assert setup.numbers(third) == (None, 3)
     assert third.choice.reason is Reason.PREFILL_FAILED
-    assert setup.loads.snapshot("pool") == {setup.pool.instances[3].name: (1, third.choice.prompt)}
+    assert counted(setup) == {setup.pool.instances[3].name: (1, third.choice.prompt)}
 
 
 async def test_the_only_prefill_instance_fails() -> None:

@@ -106,7 +106,7 @@ def test_a_trace_is_resampled_to_the_rate(tmp_path: Path) -> None:
             ["paper-trace-1", *SHORT, "--local-tokens", "2000"],
             "cache of 1984 tokens: raise --local-tokens",
         ),
-        (["paper-trace-1", "--policy", "least-delay", "--option", "refetch=inf"], "--option refetch=inf: a finite"),
+        (["paper-trace-1", "--policy", "bailian", "--option", "weight=inf"], "--option weight=inf: a finite"),
         (
             ["paper-trace-1", "--policy", "bailian", "--option", "weight=-1"],
             "--option weight=-1.0: a number of 0",

@@ -25,31 +25,31 @@ def follow_up(subject: ProductRouter, now: float = 100.0) -> tuple[str, int]:
 def test_a_follow_up_goes_where_its_history_is() -> None:
     """What an instance's step stored is found by the next decision."""
     subject = gateway()
-    subject.learn("b", [Stored(CHAIN)])
+    subject.learn("b", [Stored(CHAIN)], 0.0)
     assert follow_up(subject) == ("b", 10 * SIZE)
 
 
 def test_what_was_evicted_is_gone() -> None:
     """An exact index forgets it; events apply in their order, so what is stored again is held."""
     subject = gateway()
-    subject.learn("b", [Stored(CHAIN), Removed(CHAIN[::-1])])
+    subject.learn("b", [Stored(CHAIN), Removed(CHAIN[::-1])], 0.0)
     assert follow_up(subject)[1] == 0
     subject = gateway()
-    subject.learn("b", [Stored(CHAIN), Removed(CHAIN[:3:-1]), Stored(CHAIN[4:6])])
+    subject.learn("b", [Stored(CHAIN), Removed(CHAIN[:3:-1]), Stored(CHAIN[4:6])], 0.0)
     assert follow_up(subject) == ("b", 6 * SIZE)
 
 
 def test_an_index_that_sees_no_evictions_keeps_everything() -> None:
     """The never-evicting view sends a follow-up after blocks that are gone."""
     subject = gateway(index=IndexView.NEVER_EVICTING)
-    subject.learn("b", [Stored(CHAIN), Removed(CHAIN[::-1])])
+    subject.learn("b", [Stored(CHAIN), Removed(CHAIN[::-1])], 0.0)
     assert follow_up(subject) == ("b", 10 * SIZE)
 
 
 def test_a_routed_pool_learns_from_its_own_decisions() -> None:
     """Events are ignored; what was sent is remembered, longer than a speculation lasts."""
     subject = gateway(index=IndexView.ROUTED)
-    subject.learn("b", [Stored(CHAIN)])
+    subject.learn("b", [Stored(CHAIN)], 0.0)
     first = subject.route(0, 0, 10 * SIZE, CHAIN, 0.0).choice.computes.name
     assert follow_up(subject, now=60.0) == (first, 10 * SIZE)
 

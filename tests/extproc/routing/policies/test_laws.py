@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import copy
+import math
 from dataclasses import replace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.routing.pace import Pace
 from extproc.routing.policies import View, in_turn, lowest, registry
 
 POLICIES = registry.names()
@@ -31,6 +33,8 @@ def views(draw: st.DrawFn) -> View:
         unprefilled=draw(st.lists(st.integers(0, 10**9), min_size=count, max_size=count)),
         seed=draw(st.integers(0, 2**64 - 1)),
         shares=draw(shares),
+        waits=draw(st.lists(st.floats(0, 1e9), min_size=count, max_size=count)),
+        pace=Pace(draw(st.floats(0, 1)), draw(st.floats(1, 1e9)), draw(st.floats(0, 1) | st.just(math.inf))),
     )
 
 
@@ -48,7 +52,7 @@ def test_a_candidate_is_returned_and_nothing_is_changed(name: str, view: View) -
 @pytest.mark.parametrize("name", POLICIES)
 def test_equal_instances_take_turns(name: str) -> None:
     """Where nothing tells instances apart, first turns spread evenly as the seed (or the cursor) moves."""
-    views = [View(0, 0, 1000, [0] * 4, [0] * 4, turn, [0] * 4, seed=turn) for turn in range(8)]
+    views = [View(0, 0, 1000, [0] * 4, [0] * 4, turn, [0] * 4, seed=turn, waits=[0] * 4) for turn in range(8)]
     chosen = [registry.get(name)(view).candidate for view in views]
     assert sorted(chosen) == [0, 0, 1, 1, 2, 2, 3, 3]
 

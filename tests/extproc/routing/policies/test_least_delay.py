@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
 
 from extproc.base.model import Reason
+from extproc.routing.pace import Pace
 from extproc.routing.policies import View, registry
 
+PLAIN = Pace(byte_s=1.0, depth=1e12)  # a second a byte, however deep
 
-def choose(*, refetch: float = 1.0, **changes: Any) -> int:
-    """A follow-up of 1,000 bytes; instance 0 holds 900 of it, 2 holds 500, 1 and 3 hold nothing; nobody is busy."""
+
+def choose(**changes: Any) -> int:
+    """A follow-up of 1,000 bytes, a second each; instance 0 holds 900, 2 holds 500, 1 and 3 nothing; nobody is busy."""
     values: dict[str, Any] = {
         "turn": 5,
         "history": 900,
@@ -20,8 +24,10 @@ def choose(*, refetch: float = 1.0, **changes: Any) -> int:
         "loads": [0, 0, 0, 0],
         "cursor": 0,
         "unprefilled": [0, 0, 0, 0],
+        "waits": [0, 0, 0, 0],
+        "pace": PLAIN,
     }
-    verdict = registry.get("least-delay")(View(**(values | changes)), refetch=refetch)
+    verdict = registry.get("least-delay")(View(**(values | changes)))
     assert verdict.reason is Reason.SCORED
     return verdict.candidate
 
@@ -32,22 +38,28 @@ def test_an_idle_instance_does_not_take_a_follow_up_from_its_cache() -> None:
 
 
 def test_requests_in_flight_wait_for_a_prefill_too() -> None:
-    """f = [100 * 6, 1000, 500, 1000]: five requests outweigh what another instance lacks."""
-    assert choose(loads=[4, 0, 0, 0]) == 0
+    """f = [100 * 6, 1000, 500, 1000] with five requests in flight: they outweigh what another instance lacks."""
+    assert choose(loads=[3, 0, 0, 0]) == 0
     assert choose(loads=[5, 0, 0, 0]) == 2
 
 
 def test_prefill_that_waits_counts_once() -> None:
     """f = [401 + 100, 1000, 500, 1000], and with 399 it is 499."""
-    assert choose(unprefilled=[399, 0, 0, 0]) == 0
-    assert choose(unprefilled=[401, 0, 0, 0]) == 2
+    assert choose(waits=[399, 0, 0, 0]) == 0
+    assert choose(waits=[401, 0, 0, 0]) == 2
 
 
-@pytest.mark.parametrize(("refetch", "candidate"), [(1.0, 0), (0.5, 2), (0.0, 1)])
-def test_a_cheap_refetch_lets_go_of_a_cache(refetch: float, candidate: int) -> None:
-    """f = 250 + 100 at 0, and elsewhere 100 + refetch * (900 - hit): [350, 1000, 500, 1000], [350, 550, 300, 550] and
-    [350, 100, 100, 100]."""
-    assert choose(unprefilled=[250, 0, 0, 0], refetch=refetch) == candidate
+@pytest.mark.parametrize(("fetch_s", "candidate"), [(math.inf, 0), (2.0, 0), (0.5, 2), (0.0, 1)])
+def test_a_cheap_fetch_lets_go_of_a_cache(fetch_s: float, candidate: int) -> None:
+    """f = 250 + 100 at 0, and elsewhere 100 + fetch_s * (900 - hit), at most 1 second a byte: [350, 1000, 500, 1000],
+    the same, [350, 550, 300, 550] and [350, 100, 100, 100]."""
+    assert choose(waits=[250, 0, 0, 0], pace=Pace(1.0, 1e12, fetch_s)) == candidate
+
+
+def test_a_byte_deep_in_a_prompt_is_dearer() -> None:
+    """With `depth` 100, the 400 bytes from 500 to 900 cost 400 * (1 + 1400 / 200) = 3,200 s, not 400."""
+    assert choose(waits=[3100, 0, 0, 0], pace=Pace(1.0, 100.0)) == 0
+    assert choose(waits=[3300, 0, 0, 0], pace=Pace(1.0, 100.0)) == 2
 
 
 def test_first_turns_spread_once_the_holder_is_busy() -> None:

@@ -7,6 +7,7 @@ from functools import partial
 from hypothesis import given
 from hypothesis import strategies as st
 
+from extproc.base.load import Load
 from extproc.routing.pools.loads import Loads, PairTicket, Ticket
 
 
@@ -24,7 +25,7 @@ def test_a_request_served_elsewhere_moves() -> None:
     loads = Loads()
     ticket = loads.start("pool", "a", 100)
     ticket.move("b")
-    assert loads.snapshot("pool") == {"b": (1, 100)}
+    assert loads.snapshot("pool") == {"b": Load(1, 100)}
     ticket.release()
     assert loads.snapshot("pool") == {}
 
@@ -34,10 +35,10 @@ def test_peers_are_added_until_dropped() -> None:
     loads = Loads()
     loads.start("pool", "a", 10)
     loads.snapshot("pool")
-    loads.merge("r2", "pool", {"a": (2, 30), "b": (1, 0)})
-    loads.merge("r2", "other", {"a": (9, 9)})
+    loads.merge("r2", "pool", {"a": Load(2, 30), "b": Load(1)})
+    loads.merge("r2", "other", {"a": Load(9, 9)})
     assert loads.view("pool", ["a", "b"]) == ([3, 1], [40, 0])
-    loads.merge("r2", "pool", {"b": (1, 0)})
+    loads.merge("r2", "pool", {"b": Load(1)})
     assert loads.view("pool", ["a", "b"]) == ([1, 1], [10, 0])
     loads.drop("r2")
     assert loads.view("pool", ["a", "b"]) == ([1, 0], [10, 0])
@@ -48,7 +49,7 @@ def test_peers_are_taken_to_do_what_we_just_did() -> None:
     """Two routers that see one idle instance at once must not both fill it: what was not told yet counts for each."""
     loads = Loads()
     loads.merge("r2", "pool", {})
-    loads.merge("r3", "pool", {"b": (4, 0)})
+    loads.merge("r3", "pool", {"b": Load(4)})
     loads.start("pool", "a", 100)
     assert loads.view("pool", ["a", "b"]) == ([3, 4], [300, 0])
     loads.snapshot("pool")
@@ -71,7 +72,7 @@ def test_the_books_balance_after_any_interleaving(steps: list[tuple[int, str]]) 
             ticket = tickets[number]
             step_of = {"release": ticket.release, "move": partial(ticket.move, "b")}
             step_of.get(step, ticket.release)()
-        assert all(requests >= 0 and prefill >= 0 for requests, prefill in loads.snapshot("pool").values())
+        assert all(min(load) >= 0 for load in loads.snapshot("pool").values())
     for ticket in tickets.values():
         ticket.release()
         ticket.release()
@@ -83,10 +84,10 @@ def test_the_loads_of_a_pair() -> None:
     """Prefill is given back when it is over, decode at the end; in any order and as often as one likes."""
     loads = Loads()
     pair = PairTicket(loads.start("pool", "p", 700), loads.start("pool", "d", 0))
-    assert loads.snapshot("pool") == {"p": (1, 700), "d": (1, 0)}
+    assert loads.snapshot("pool") == {"p": Load(1, 700), "d": Load(1)}
     pair.prefilled()
     pair.move("e")
-    assert loads.snapshot("pool") == {"e": (1, 0)}
+    assert loads.snapshot("pool") == {"e": Load(1)}
     pair.release()
     pair.prefilled()
     pair.release()
