@@ -6,18 +6,21 @@ It opens nothing and runs nothing; `link.py` does, within budgets.
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
 from ipaddress import ip_address
 from typing import Any
 
-from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection
+from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection, UnixDomainSocketConnection
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from extproc.base.dns import look_up
 from extproc.base.errors import ConfigError
 from extproc.shared_state.redis_url import RedisUrl, without_secrets
 
+NAME = "smetric-extproc"
 CONNECT_S = 1.0  # TCP, TLS and authentication across zones take tens of milliseconds; a lost packet 0.2 s
 
 Client = Redis | RedisCluster
@@ -60,12 +63,21 @@ def _options(connections: int) -> dict[str, Any]:
         "socket_connect_timeout": CONNECT_S,
         "socket_keepalive": True,
         "retry": Retry(NoBackoff(), 1),  # a connection that Redis closed meanwhile is replaced at once
-        "client_name": "smetric-extproc",
         "protocol": 2,
     }
 
 
-class _Named(Connection):
+class _Introduced(AbstractConnection):
+    """Has a name for people who look at Redis; who may not give one (hosted Redis, proxies) does without."""
+
+    async def on_connect_check_health(self, check_health: bool = True) -> None:
+        await super().on_connect_check_health(check_health)
+        await self.send_command("CLIENT", "SETNAME", NAME, check_health=False)
+        with suppress(ResponseError):
+            await self.read_response()
+
+
+class _Named(_Introduced, Connection):
     """Connects only to what resolves, and asks by `base/dns.py`; the lookup that follows is then answered at once."""
 
     async def _connect(self) -> None:
@@ -81,7 +93,22 @@ class _NamedSSL(_Named, SSLConnection):
     """The same by TLS."""
 
 
-_NAMED: dict[type, type[Connection]] = {Connection: _Named, SSLConnection: _NamedSSL}
+class _Local(_Introduced, UnixDomainSocketConnection):
+    """By a socket of this machine."""
+
+
+_NAMED: dict[type, Any] = {
+    Connection: _Named,
+    SSLConnection: _NamedSSL,
+    UnixDomainSocketConnection: _Local,
+}
+
+
+async def give_up_idle(client: Client) -> None:
+    """Have the next calls connect anew: the address may lead to another server by now. A cluster tells where to go."""
+    if not isinstance(client, RedisCluster):
+        with suppress(RedisError, OSError):
+            await client.connection_pool.disconnect(inuse_connections=False)
 
 
 def where(client: Client) -> str:

@@ -126,8 +126,8 @@ class FactListener:
             async with asyncio.timeout(CONNECT_S):
                 await channel.subscribe(self._channel)
                 await channel.get_message(timeout=None)  # that it may
-            asked = False
-            while True:
+            asked, moves = False, self._standing.moves
+            while moves == self._standing.moves:
                 message = await channel.get_message(timeout=SILENCE_S)
                 if self._standing.refused:
                     self._standing.allows(Use("hear_facts"), asyncio.get_running_loop().time())

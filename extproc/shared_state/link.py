@@ -19,7 +19,7 @@ from redis.exceptions import ClusterDownError, RedisClusterException, RedisError
 from extproc.base import metrics
 from extproc.base.errors import IndexUnavailable
 from extproc.shared_state import refusals
-from extproc.shared_state.connections import CONNECT_S, Client
+from extproc.shared_state.connections import CONNECT_S, Client, give_up_idle
 from extproc.shared_state.refusals import Cause, Refusal
 from extproc.shared_state.standing import Standing, Use, with_redis
 
@@ -44,6 +44,7 @@ class Link:
         self._there = False
         self._failing_since: float | None = None
         self._probe: asyncio.Task[None] | None = None
+        self._moves = self.standing.moves
 
     async def run(self, name: str, budget_s: float, call: Callable[[Client], Awaitable[_T]], pool: str = "") -> _T:
         """The result of `call`. Raises IndexUnavailable, counted under `name`, and nothing else."""
@@ -51,6 +52,9 @@ class Link:
         try:
             async with _Budget(budget_s):
                 await self._connected()
+                if self._moves != self.standing.moves:
+                    self._moves = self.standing.moves
+                    await give_up_idle(self._client)
                 async with self._slots:
                     result = await call(self._client)
         except IndexUnavailable:

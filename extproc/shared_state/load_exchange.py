@@ -148,9 +148,9 @@ class LoadExchange:
                     async with asyncio.timeout(CONNECT_S):
                         await channel.subscribe(self._channel)
                         await channel.get_message(timeout=None)  # that it may
-                    heard = loop.time()
+                    heard, moves = loop.time(), self._standing.moves
                     # We hear ourselves too: silence means that the connection is dead.
-                    while loop.time() - heard < SILENCE_S:
+                    while loop.time() - heard < SILENCE_S and moves == self._standing.moves:
                         message = await channel.get_message(timeout=RETRY_S)
                         if self._standing.refused:
                             self._standing.allows(Use("hear_loads"), loop.time())

@@ -27,7 +27,7 @@ LOOK_S: Final = 1.0  # between two looks: as long may routers disagree, and find
 RETRY_S: Final = 0.25  # while none is known, and all decisions go by load
 BUDGET_S: Final = 1.0
 LIFE_S: Final = 4 * 3600  # longer than anything in the index lives without a writer
-KEEP_EVERY_S: Final = 600.0
+KEEP_EVERY_S: Final = 60.0  # a write, so that processes that only read notice too that their Redis became a replica
 
 
 class SharedSecret:

@@ -19,6 +19,11 @@ from extproc.shared_state.refusals import Cause, Refusal, remedy
 
 _log = logging.getLogger(__name__)
 
+# Between two attempts to find the master behind the same address, where connections to the old one live on after a
+# failover; doubled each time, because it may just as well be a replica for good.
+MOVE_S: Final = 1.0
+LONGEST_MOVE_S: Final = 60.0
+_NO_MASTER: Final = (Cause.READ_ONLY, Cause.MASTER_DOWN)
 CALM_S: Final = 10.0  # without a refusal, after which it has ended
 
 # What each call is for, in words.
@@ -68,6 +73,9 @@ class Standing:
     namespace: str
     cluster: bool
     refused: dict[Use, _Refused] = field(default_factory=dict)
+    moves: int = 0  # how often its address may have come to lead to another server: then connect anew
+    _move_at: float = 0.0
+    _move_s: float = MOVE_S
     _away: set[object] = field(default_factory=set)  # who found it away
     _why: str = ""
     _causes: set[Cause | None] = field(default_factory=set)  # said in this outage
@@ -97,6 +105,9 @@ class Standing:
 
     def refuses(self, use: Use, refusal: Refusal, now: float) -> None:
         """It is there, and does not let us do this."""
+        if refusal.cause in _NO_MASTER and now >= self._move_at:
+            self.moves, self._move_at = self.moves + 1, now + self._move_s
+            self._move_s = min(2 * self._move_s, LONGEST_MOVE_S)
         known = self.refused.get(use)
         if known is not None and known.refusal == refusal:
             known.last = now
@@ -112,6 +123,8 @@ class Standing:
         if known is None or now - known.last < CALM_S:
             return
         del self.refused[use]
+        if not any(one.refusal.cause in _NO_MASTER for one in self.refused.values()):
+            self._move_s = MOVE_S
         if not any(use.call == other.call and known.refusal == one.refusal for other, one in self.refused.items()):
             _log.warning("Redis at %s no longer refuses to %s: %s", self.where, use, known.refusal.words)
 

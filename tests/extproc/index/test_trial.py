@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
@@ -20,6 +21,7 @@ from extproc.index.trial import POOL, try_all
 from extproc.shared_state import standing
 from extproc.shared_state.redis_url import parse
 from tests.support.redis_server import RedisServer, redis_cluster, redis_server
+from tests.support.shared_index import until_it_works
 
 Refuse = Callable[[RedisServer], str]  # has it refuse; returns how to reach it
 
@@ -206,12 +208,14 @@ async def _patiently(call: Callable[[], Awaitable[Any]]) -> None:
         await asyncio.sleep(0.02)
 
 
+# redis-py drops the nodes of a cluster that it reads anew without closing them, and says so of itself.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 async def test_a_cluster_with_a_missing_slot(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Redis says that the cluster is down. That is said once, is no bug of ours, and costs no decision its budget."""
     servers: list[RedisServer] = []
     with redis_cluster(tmp_path, servers=servers) as url:
         index = RedisIndex.from_url(f"{url}&budget_ms=2000")
-        await index.apply([Change("pool", "a", forget=True, add=[1])])
+        await until_it_works(lambda: index.apply([Change("pool", "a", forget=True, add=[1])]))
         slot = str(key_slot(b"pool"))
         for server in servers:
             server.send("CLUSTER", "DELSLOTS", slot)
@@ -237,3 +241,4 @@ async def test_a_cluster_with_a_missing_slot(tmp_path: Path, caplog: pytest.LogC
                     await index.match("pool", [1])
                 await asyncio.sleep(0.05)
         await index.close()
+    gc.collect()

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from extproc.base.errors import IndexUnavailable
+from extproc.base.errors import IndexLost, IndexUnavailable
+from extproc.index import Change
 from tests.support.redis_server import WHEEL, RedisServer, redis_server
 from tests.support.shared_index import ADD, CHAIN, opened, until_it_works
 
@@ -76,3 +77,44 @@ async def test_a_unix_socket(tmp_path: Path) -> None:
             assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
     finally:
         server.stop()
+
+
+async def test_a_user_without_the_right_to_a_name(own_redis: RedisServer) -> None:
+    """Connections have a name for people who look at Redis. Hosted ones, and proxies, do not let everybody give one:
+    all else works."""
+    own_redis.send("ACL", "SETUSER", "u", "on", ">x", "~*", "&*", "+@all", "-client")
+    async with opened(own_redis.url.replace("//", "//u:x@")) as index:
+        await until_it_works(lambda: index.apply(ADD))
+        assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+    async with opened(own_redis.url) as index:
+        await until_it_works(lambda: index.apply(ADD))
+        assert b"name=smetric-extproc" in await index._client.execute_command("CLIENT", "LIST")
+
+
+async def test_a_failover_behind_one_address(own_redis: RedisServer) -> None:
+    """A name or a balancer leads to the new master, and the old one lives on as its replica and keeps our connections.
+    They are given up, and the writer hears that the new one has nothing of its own."""
+    ports = [own_redis.port]
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", ports[0])
+        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
+
+    balancer = await asyncio.start_server(forward, "127.0.0.1", 0)
+    with redis_server() as master:
+        async with opened(f"redis://127.0.0.1:{balancer.sockets[0].getsockname()[1]}/0") as index:
+            await until_it_works(lambda: index.apply(ADD))
+            ports[0] = master.port
+            own_redis.send("REPLICAOF", "127.0.0.1", "1")
+            with pytest.raises(IndexLost):
+                await until_it_works(lambda: index.apply([Change("pool", "a", add=[1])]))
+            await until_it_works(lambda: index.apply(ADD))
+            assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
+    balancer.close()

@@ -101,3 +101,18 @@ def test_an_outage_that_changes(standing: Standing, caplog: pytest.LogCaptureFix
         "refuses us (LOADING Redis is loading the dataset in memory",
         "is back",
     ]
+
+
+def test_a_replica_is_left_for_the_master(standing: Standing) -> None:
+    """All of a process connect anew, seldom where nothing comes of it: it may be a replica for good."""
+    moved = []
+    for now in range(200):
+        before = standing.moves
+        standing.refuses(APPLY, REPLICA, now)
+        moved += [now] * (standing.moves - before)
+    assert moved == [0, 1, 3, 7, 15, 31, 63, 123, 183]
+    standing.refuses(SWEEP, FULL, 200)
+    standing.allows(APPLY, 200 + CALM_S)
+    standing.refuses(APPLY, REPLICA, 300)
+    standing.refuses(APPLY, REPLICA, 301)
+    assert standing.moves == len(moved) + 2
