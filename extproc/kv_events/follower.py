@@ -27,6 +27,7 @@ from extproc.kv_events.subscription import INDEX_RETRY, Setup, Subscription
 _log = logging.getLogger(__name__)
 
 REPORT_EVERY = 1.0  # seconds
+CHECK_EVERY = 0.1  # seconds; a connection on the same machine brings 100 MB meanwhile
 FORGET_S = 2.0  # what the index may take to forget those who are no longer followed
 
 
@@ -88,6 +89,7 @@ class Follower:
                 self._next(name, subscription.run)
         if self._reporter is None:
             self._reporter = self._start(self._report())
+            self._start(self._check())
 
     def begin_anew(self, secret: bytes) -> None:
         """All keys have another secret from now on. Engines are asked for what they can replay."""
@@ -140,6 +142,12 @@ class Follower:
             except IndexUnavailable:
                 await asyncio.sleep(INDEX_RETRY)
         del self._newest[name]
+
+    async def _check(self) -> None:
+        while True:
+            for subscription in self._subscriptions.values():
+                subscription.check()
+            await asyncio.sleep(CHECK_EVERY)
 
     async def _report(self) -> None:
         while True:

@@ -1,7 +1,8 @@
 """The ZMQ sockets of one instance's events: what is published, whether we are connected, and a replay.
 
-The only file that speaks ZMQ. It moves messages and refuses to know what they mean. Sockets hold few messages, so
-memory is bounded and the engine keeps the rest.
+The only file that speaks ZMQ. It moves messages and refuses to know what they mean. Sockets hold few messages of
+bounded frames, and a connection whose message does not end is given up (`inflow.py`): so memory is bounded, and the
+engine keeps the rest.
 
 An address with the host `*`, `0.0.0.0` or `[::]` is one that we bind and the engine connects to: one port an instance.
 """
@@ -15,19 +16,24 @@ from contextlib import contextmanager, suppress
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-MESSAGES = 64  # that wait in a socket of ours; the engine's own queue holds a hundred thousand more
-REPLAYED_MESSAGES = 10_000  # a ROUTER drops what its peer does not take: let a whole replay come at once
-LARGEST_MESSAGE = 64 * 1024 * 1024  # bytes; ZMQ ends a connection that sends more
+from extproc.kv_events.inflow import Inflow
+
+MESSAGES = 16  # that wait in a socket of ours; the engine's own queue holds a hundred thousand more
+REPLAYED_MESSAGES = 1_000  # a ROUTER drops what its peer does not take, and is then asked again for the rest
+LARGEST_FRAME = 10 * 1024 * 1024  # bytes, above the largest payload that is read; ZMQ ends a connection that sends more
+UNFINISHED = 16 * 1024 * 1024  # bytes of a message that has not ended; the kernel's own buffers are among them
 HEARTBEAT_MS = 5000  # a peer that is silent three times so long is gone, though TCP has not noticed
 LONGEST_RECONNECT_MS = 1000  # between attempts to connect
 
+_CONNECTIONS = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED  # their values are descriptors
 _BOUND = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
 
 Context = zmq.Context[zmq.Socket[bytes]]
 
 
 class SocketError(Exception):
-    """A socket could not be opened or used: a malformed address, a port that is taken, no descriptors left."""
+    """A socket could not be opened or used: a malformed address, a port that is taken, no descriptors left; or its peer
+    sends a message without end."""
 
 
 def new_context() -> Context:
@@ -47,6 +53,9 @@ class Sockets:
         self._live: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
         self._replay: zmq.Socket[bytes] | None = None
+        self._replay_monitor: zmq.Socket[bytes] | None = None
+        self._inflow = self._replay_inflow = Inflow()
+        self._endless = ""  # the address of a peer whose message does not end
 
     @property
     def bound(self) -> bool:
@@ -57,8 +66,9 @@ class Sockets:
     def opened(self) -> Iterator[None]:
         """Follow the live address. Whatever ZMQ refuses meanwhile ends the block with a SocketError."""
         try:
+            self._inflow, self._endless = Inflow(), ""
             self._live = live = self._context.socket(zmq.SUB)
-            self._monitor = live.get_monitor_socket(zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED)
+            self._monitor = live.get_monitor_socket(_CONNECTIONS | zmq.EVENT_HANDSHAKE_SUCCEEDED)
             _configure(live, MESSAGES)
             live.subscribe(b"")
             if self.bound:
@@ -69,30 +79,59 @@ class Sockets:
         except zmq.ZMQError as error:
             raise SocketError(f"{self._live_address}: {error}") from error
         finally:
+            self.end_replay()
             if self._live is not None:
                 self._live.disable_monitor()
-            for socket in (self._monitor, self._live, self._replay):
+            for socket in (self._monitor, self._live):
                 if socket is not None:
                     socket.close(linger=0)
-            self._live = self._monitor = self._replay = None
+            self._live = self._monitor = None
 
     def connection(self) -> bool | None:
         """The next news of the connection: whether there is one; None where there are no news."""
-        news = _take(self._monitor)
-        return None if news is None else parse_monitor_message(news)["event"] != zmq.EVENT_DISCONNECTED
+        while (event := _noted(self._monitor, self._inflow)) is not None:
+            if event in {zmq.EVENT_HANDSHAKE_SUCCEEDED, zmq.EVENT_DISCONNECTED}:
+                return event != zmq.EVENT_DISCONNECTED
+        return None
 
     def published(self) -> list[bytes] | None:
-        """The next message that was published, if there is one."""
-        return _take(self._live)
+        """The next message that was published, if there is one. Raises SocketError where one does not end."""
+        if self._endless:
+            raise SocketError(f"{self._endless}: a message without end; the connection is given up")
+        message = _take(self._live)
+        if message is not None:
+            self._inflow.whole()
+        return message
 
     def replayed(self) -> list[bytes] | None:
         """The next message of the replay that was asked for last, if there is one."""
-        return _take(self._replay)
+        message = _take(self._replay)
+        if message is not None:
+            self._replay_inflow.whole()
+        return message
+
+    def endless(self) -> bool:
+        """Whether a peer sends a message that does not end, and so fills memory: to be asked now and then."""
+        while _noted(self._replay_monitor, self._replay_inflow) is not None:
+            pass
+        for socket, inflow, address in (
+            (self._live, self._inflow, self._live_address),
+            (self._replay, self._replay_inflow, self._replay_address),
+        ):
+            if socket is None:
+                continue
+            if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
+                inflow.whole()
+            elif inflow.unfinished() > UNFINISHED:
+                self._endless = str(address)
+        return bool(self._endless)
 
     def ask(self, request: list[bytes]) -> None:
         """Ask for a replay, on a fresh socket: answers to an earlier request are void."""
         self.end_replay()
+        self._replay_inflow = Inflow()
         self._replay = self._context.socket(zmq.DEALER)
+        self._replay_monitor = self._replay.get_monitor_socket(_CONNECTIONS)
         _configure(self._replay, REPLAYED_MESSAGES)
         self._replay.connect(str(self._replay_address))
         self._replay.send_multipart(request, zmq.DONTWAIT)
@@ -100,8 +139,12 @@ class Sockets:
     def end_replay(self) -> None:
         """Nothing more of the replay is wanted."""
         if self._replay is not None:
+            self._replay.disable_monitor()
             self._replay.close(linger=0)
             self._replay = None
+        if self._replay_monitor is not None:
+            self._replay_monitor.close(linger=0)
+            self._replay_monitor = None
 
     async def readable(self, woken: asyncio.Event, seconds: float | None) -> None:
         """Wait until a socket has something, `woken` is set, or so many seconds have passed."""
@@ -126,12 +169,25 @@ def _configure(socket: zmq.Socket[bytes], messages: int) -> None:
         (zmq.LINGER, 0),
         (zmq.RECONNECT_IVL_MAX, LONGEST_RECONNECT_MS),
         (zmq.RCVHWM, messages),
-        (zmq.MAXMSGSIZE, LARGEST_MESSAGE),
+        (zmq.MAXMSGSIZE, LARGEST_FRAME),
         (zmq.HEARTBEAT_IVL, HEARTBEAT_MS),
         (zmq.HEARTBEAT_TIMEOUT, 3 * HEARTBEAT_MS),
         (zmq.IPV6, 1),
     ):
         socket.setsockopt(option, value)
+
+
+def _noted(monitor: zmq.Socket[bytes] | None, inflow: Inflow) -> int | None:
+    """The next news of connections, which the inflow now knows too."""
+    news = _take(monitor)
+    if news is None:
+        return None
+    said = parse_monitor_message(news)
+    if said["event"] in {zmq.EVENT_CONNECTED, zmq.EVENT_ACCEPTED}:
+        inflow.connected(said["value"])
+    elif said["event"] == zmq.EVENT_DISCONNECTED:
+        inflow.disconnected(said["value"])
+    return int(said["event"])
 
 
 def _take(socket: zmq.Socket[bytes] | None) -> list[bytes] | None:

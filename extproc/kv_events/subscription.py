@@ -91,6 +91,11 @@ class Subscription:
         self._tell_at = self._setup.clock()
         self._woken.set()
 
+    def check(self) -> None:
+        """To be called now and then: gives a peer up that fills memory with a message that does not end."""
+        if self._sockets.endless():
+            self._woken.set()
+
     def remove_metrics(self) -> None:
         """The instance is followed no more."""
         self._telemetry.remove()

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import sys
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 
 import pytest
 
+from extproc.base import metrics
 from extproc.base.model import Instance, Knowledge
-from extproc.kv_events import subscription
+from extproc.kv_events import sockets, subscription
 from extproc.kv_events.follower import Follower
 from tests.support.following import (
     NAME,
     POOL,
     RECORDED,
     FailingIndex,
+    counted,
     instance,
     pack,
     until,
@@ -70,3 +74,41 @@ async def test_an_address_that_cannot_be_used_is_said_once(
     await asyncio.sleep(0.2)
     assert where(follower) == (Knowledge.UNKNOWN, -1)
     assert len([record for record in caplog.records if "nonsense" in record.getMessage()]) == 1
+
+
+@asynccontextmanager
+async def endless_publisher() -> AsyncIterator[str]:
+    """Its address. It speaks ZMTP by hand: libzmq itself sends a message when all of it is there."""
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            writer.write(b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32))
+            await reader.readexactly(64)
+            ready = b"\x05READY\x0bSocket-Type" + (3).to_bytes(4, "big") + b"PUB"
+            writer.write(b"\x04" + bytes([len(ready)]) + ready)
+            while True:
+                writer.write(b"\x03" + (1 << 20).to_bytes(8, "big") + bytes(1 << 20))  # a long frame, and more to come
+                await writer.drain()
+                await asyncio.sleep(0.01)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    yield f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    server.close()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells how much has come")
+async def test_a_message_without_end_costs_its_sender_the_connection(
+    follower: Follower, publishers: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ZMQ keeps the frames of a message until its last one has come, however many they are. The others are followed."""
+    monkeypatch.setattr(sockets, "UNFINISHED", 2 << 20)
+    monkeypatch.setattr(subscription, "RESTART", 60.0)
+    honest = publishers()
+    honest.publish(*RECORDED[:4])
+    async with endless_publisher() as address:
+        follower.follow([instance(honest), Instance("hostile", kv_events=address)])
+        await until(lambda: where(follower) == (Knowledge.EXACT, 3))
+        await until(lambda: counted(metrics.EVENT_ERRORS, POOL, "hostile", "socket") == 1)
+    honest.publish(RECORDED[4])
+    await until(lambda: where(follower) == (Knowledge.EXACT, 4))
