@@ -35,6 +35,7 @@ BLIND = frozenset(
         Reason.NO_BODY,
         Reason.BODY_NOT_SENT,
         Reason.BODY_TOO_LARGE,
+        Reason.BODY_TOO_COSTLY,
         Reason.UNREADABLE_BODY,
         Reason.UNSUPPORTED_API,
         Reason.RENDER_FAILED,
