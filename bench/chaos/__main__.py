@@ -111,6 +111,9 @@ def _verdict(outcome: Outcome, tally: Tally, world: World) -> dict[str, Any]:
         "undecided": outcome.seen.undecided,
         "waited_p99_ms": round(waited[int(0.99 * len(waited))], 1) if waited else None,
         "loads": outcome.loads,
+        "unhealed": [record.fault for record in _unhealed(outcome)],
+        "bugs": outcome.bugs,
+        "left": left,
         "memory_mb": memory,
     }
 

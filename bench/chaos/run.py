@@ -23,12 +23,13 @@ from bench.chaos.world import World
 from loadgen.replay.chat_request import CHAT
 
 WARM_UP_S = 15.0  # of load before the first fault, and after the last one
-RECOVERY_S = 60.0  # what is not well again by then counts as never
+RECOVERY_S = 120.0  # what is not well again by then counts as never
 QUIET_S = 1.0  # between a recovery and the next fault
 LOOK_S = 0.1
 PROBE_S = 5.0  # until a new prompt is tried: the first one may have been stored unheard
 SETTLE_S = 90.0  # for what is under way at the end: longer than any client waits
 MINUTE_S = 60.0
+JUDGED_S = 3 * MINUTE_S  # in a shorter run memory still grows into its size
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,6 +209,8 @@ class Run:
         self._take()
         early = self._memory.mean(self._began + MINUTE_S, self._began + 2 * MINUTE_S)
         late = self._memory.mean(time.monotonic() - 5, math.inf)
+        if self._plan.seconds < JUDGED_S:
+            return
         outcome.memory = {name: (early[name], late[name]) for name in early if name in late}
 
 

@@ -115,9 +115,9 @@ def _memory(world: World) -> Iterator[tuple[str, float]]:
 
 
 def _role(words: str) -> str:
-    """Of a child of the router: what stands after the module's name."""
-    _, found, rest = words.partition("extproc.app.child ")
-    return rest if found else " ".join(words.split()[1:4]) or "gone"
+    """Of a child of the router: its module, or what it does where the module is the same for all."""
+    _, found, rest = words.partition(" -m extproc.app.")
+    return rest.removeprefix("child ").partition(" --")[0] if found else "starting"
 
 
 def resident_mb(pid: int) -> float:

@@ -9,20 +9,22 @@ that is mended belongs there. Equal seeds give equal inputs.
   python -m bench.fuzz --target bodies --target frames       some of them
   python -m bench.fuzz --inputs 1000000 --processes 2 --seed 7
 
-The last line is the sum. The exit status is 1 when something was found.
+The last line is the sum, also of what was done until Ctrl-C. The exit status is 1 when something was found.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import multiprocessing
 import sys
 import time
+from collections.abc import Iterator
 from hashlib import sha256
 from pathlib import Path
 
 from bench.fuzz.targets import TARGETS
-from bench.fuzz.trial import work
+from bench.fuzz.trial import Tried, work
 
 
 def main() -> int:
@@ -37,7 +39,7 @@ def main() -> int:
             portion = min(options.portion, -(-wanted // options.processes))
             jobs = [(target, portion, options.seed * 1_000_003 + number) for number in range(-(-wanted // portion))]
             worst, seconds, count, kinds = 0.0, 0.0, 0, dict[str, bytes]()
-            for tried in pool.imap_unordered(work, jobs):
+            for tried in _until_interrupted(pool.imap_unordered(work, jobs)):
                 worst, seconds, count = max(worst, tried.slowest_s), seconds + tried.seconds, count + tried.inputs
                 for words, data in tried.found.items():
                     if words not in kinds:
@@ -52,6 +54,12 @@ def main() -> int:
             )
     print(f"{total:,} inputs in {time.monotonic() - began:,.0f} s, {found} findings")
     return 1 if found else 0
+
+
+def _until_interrupted(results: Iterator[Tried]) -> Iterator[Tried]:
+    """Ctrl-C ends a target, and what it came to so far counts."""
+    with contextlib.suppress(KeyboardInterrupt):
+        yield from results
 
 
 def _kept(directory: Path, target: str, data: bytes) -> Path:
