@@ -20,7 +20,7 @@ from extproc.index import Change
 from extproc.index.answers import totals
 from extproc.index.redis_names import Directory, holder_of, split
 from extproc.index.writes import Author, Writes, pack
-from extproc.shared_state.connections import Client, connect
+from extproc.shared_state.connections import Client, close, connect
 from extproc.shared_state.link import Link
 from extproc.shared_state.redis_url import parse
 from extproc.shared_state.script import Argument, Script
@@ -151,8 +151,7 @@ class RedisIndex:
             await writes.close()
         for link in (self._reads, self._writes):
             await link.close()
-        with suppress(Exception):  # the connections are given up in any case
-            await self._client.aclose()
+        await close(self._client)
 
     async def _read(self, name: str, pool: str, of: Callable[[int, Sequence[bytes]], _T]) -> _T:
         directory = self._directories[pool]

@@ -16,7 +16,7 @@ from extproc.base.errors import IndexUnavailable
 from extproc.base.model import EventReport, Knowledge
 from extproc.index import Change
 from extproc.index.redis import CALL_BUDGET_S, RedisIndex
-from extproc.shared_state.connections import CONNECT_S, connect, connect_to_one
+from extproc.shared_state.connections import CONNECT_S, close, connect, connect_to_one
 from extproc.shared_state.leases import try_leases
 from extproc.shared_state.link import Link
 from extproc.shared_state.load_exchange import try_exchange, try_to_hear
@@ -47,8 +47,7 @@ async def try_all(address: RedisUrl, pools: Collection[str]) -> Sequence[tuple[s
         await index.close()
         for link, its_client in zip(links, (client, one), strict=True):
             await link.close()
-            with suppress(Exception):  # the connection is given up in any case
-                await its_client.aclose()
+            await close(its_client)
     return failed
 
 

@@ -104,6 +104,15 @@ _NAMED: dict[type, Any] = {
 }
 
 
+async def close(client: Client) -> None:
+    """Disconnect. A cluster's client leaves its nodes connected where it was about to read the cluster's slots anew."""
+    with suppress(Exception):  # the connections are given up in any case
+        await client.aclose()
+        if isinstance(client, RedisCluster):
+            for nodes in ("nodes_cache", "startup_nodes"):
+                await client.nodes_manager.aclose(nodes)
+
+
 async def give_up_idle(client: Client) -> None:
     """Have the next calls connect anew: the address may lead to another server by now. A cluster tells where to go."""
     if not isinstance(client, RedisCluster):

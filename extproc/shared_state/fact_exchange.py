@@ -19,7 +19,7 @@ from redis.asyncio import Redis
 
 from extproc.base.errors import IndexUnavailable
 from extproc.base.facts import Fact
-from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
+from extproc.shared_state.connections import CONNECT_S, Client, close, connect_to_one
 from extproc.shared_state.link import Link, attempt_to_hear
 from extproc.shared_state.redis_url import parse
 from extproc.shared_state.standing import Use, with_redis
@@ -86,8 +86,7 @@ class FactPublisher:
                     await self._link.run("publish_facts", CONNECT_S, partial(self._send, self._encode(_said(waiting))))
         finally:
             await self._link.close()
-            with suppress(Exception):  # the connection is given up in any case
-                await self._client.aclose()
+            await close(self._client)
 
     async def _send(self, message: bytes, client: Client) -> None:
         await client.execute_command("PUBLISH", self._channel, message)
@@ -118,8 +117,7 @@ class FactListener:
                     await self._listen()
                 await asyncio.sleep(RETRY_S)
         finally:
-            with suppress(Exception):  # the connection is given up in any case
-                await self._client.aclose()
+            await close(self._client)
 
     async def _listen(self) -> None:
         async with self._client.pubsub(ignore_subscribe_messages=True) as channel:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from extproc.base.errors import IndexUnavailable
-from extproc.shared_state.connections import Client, connect
+from extproc.shared_state.connections import Client, close, connect
 from extproc.shared_state.link import Link
 from extproc.shared_state.redis_url import parse
 from extproc.shared_state.script import Argument, Script
@@ -86,8 +86,7 @@ class Leases:
             with suppress(IndexUnavailable):
                 await self._link.run("release", LEASE_BUDGET_S, call, pool)
         await self._link.close()
-        with suppress(Exception):  # the connection is given up in any case
-            await self._client.aclose()
+        await close(self._client)
 
 
 async def try_leases(client: Client, *, pool: str, namespace: str) -> None:

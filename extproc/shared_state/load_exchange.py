@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from functools import partial
 from typing import Protocol
 
@@ -18,7 +17,7 @@ from redis.asyncio import Redis
 
 from extproc.base.errors import IndexUnavailable
 from extproc.base.load import IDLE, Load
-from extproc.shared_state.connections import CONNECT_S, Client, connect_to_one
+from extproc.shared_state.connections import CONNECT_S, Client, close, connect_to_one
 from extproc.shared_state.link import Link, attempt_to_hear
 from extproc.shared_state.redis_url import parse
 from extproc.shared_state.standing import Use, with_redis
@@ -109,8 +108,7 @@ class LoadExchange:
                 tasks.create_task(self._drop_silent())
         finally:
             await self._link.close()
-            with suppress(Exception):  # the connections are given up in any case
-                await self._client.aclose()
+            await close(self._client)
 
     async def _publish(self) -> None:
         loop = asyncio.get_running_loop()

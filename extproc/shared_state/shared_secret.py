@@ -16,7 +16,7 @@ from typing import Final
 
 from extproc.base.blocks import SECRET_BYTES
 from extproc.base.errors import IndexUnavailable
-from extproc.shared_state.connections import Client, connect
+from extproc.shared_state.connections import Client, close, connect
 from extproc.shared_state.link import Link
 from extproc.shared_state.redis_url import parse
 
@@ -78,8 +78,7 @@ class SharedSecret:
     async def close(self) -> None:
         """Disconnect."""
         await self._link.close()
-        with suppress(Exception):  # the connection is given up in any case
-            await self._client.aclose()
+        await close(self._client)
 
     async def _read(self, client: Client) -> bytes | None:
         there = await self._get(client)

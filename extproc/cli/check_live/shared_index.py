@@ -14,7 +14,7 @@ from extproc.cli.check_live.findings import Finding, failed, ok
 from extproc.cli.check_live.network import TRY_S, attempt, why
 from extproc.index.trial import try_all
 from extproc.shared_state import refusals
-from extproc.shared_state.connections import Client, connect, where
+from extproc.shared_state.connections import Client, close, connect, where
 from extproc.shared_state.redis_url import RedisUrl, parse
 
 _TRY_S: Final = 8.0  # a dozen commands, each at once
@@ -35,7 +35,7 @@ async def shared_index(url: str, pools: Sequence[str]) -> Sequence[Finding]:
     try:
         return await attempt(_try(client, address, pools, what), lambda reason: [failed(what, reason, _REACH)], _TRY_S)
     finally:
-        await client.aclose()
+        await close(client)
 
 
 async def _try(client: Client, address: RedisUrl, pools: Sequence[str], what: str) -> Sequence[Finding]:
