@@ -33,6 +33,7 @@ from extproc.kv_events.engines import sglang, vllm
 from extproc.kv_events.follower import Follower
 from extproc.processor.routes import Routes
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
+from extproc.requests.beginnings import Beginnings
 from extproc.routing.pools.loads import Loads
 from extproc.routing.pools.pool import Pool
 from extproc.routing.reading import Reader
@@ -78,6 +79,7 @@ class Node:
         self.router = Router(self.index, self.loads, lambda: secrets.randbits(64), reader)
         self.pools: dict[str, Pool] = {}
         self.routes = Routes(settings.default)
+        self._beginnings = Beginnings(options.remember_bytes)
         self._tasks: list[asyncio.Task[None]] = []
         self._tell = self._teller()
         self._shared_secret = SharedSecret.from_url(options.index) if options.shared else None
@@ -188,6 +190,7 @@ class Node:
 
     async def state(self) -> Mapping[str, Any]:
         """What `/debug/state` shows; brings the gauges up to date with it."""
+        metrics.REMEMBERED_BYTES.set(self._beginnings.held_bytes)
         return await self.page.read(now=time.monotonic())
 
     async def explain(self, about: Mapping[str, str], body: bytes) -> Mapping[str, Any]:
@@ -220,7 +223,7 @@ class Node:
             pool.succeed(before)
         elif self._options.shared:
             pool.cursor = secrets.randbits(16)  # routers that start together must not choose in step
-        pool.secret = self._secret
+        pool.secret, pool.beginnings = self._secret, self._beginnings
         self.pools[pool.name] = pool
         self._files[pool.name] = files
         if words is not None:

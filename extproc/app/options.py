@@ -13,6 +13,9 @@ PIPE: Final = "pipe:"  # that index, for the child that follows the engines (ind
 # Streams of one gRPC connection at a time, about 300 MB if a stranger opens them. Far more than an Envoy has in flight:
 # it opens another connection where one is full, but what it sends before it knows the limit goes on without a decision.
 MAX_STREAMS: Final = 10_000
+REMEMBER_BYTES: Final = (
+    64 << 20
+)  # of bodies that were read (requests/beginnings.py): dozens of an agent's long sessions
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +66,7 @@ class Options:
     debug: Address | Debug = Debug.WITH_METRICS  # where /debug is served
     debug_tokens: tuple[str, ...] = field(default=(), repr=False)  # of which /debug wants one
     debug_explain: bool = False  # serve /debug/explain on an address that others can reach
+    remember_bytes: int = REMEMBER_BYTES  # 0 remembers nothing
     watch: bool = False  # read the Envoy YAML again when it changes
     log_level: str = "info"
     replica: str = ""  # name of the process that this one replaces: it takes over at once what that one followed

@@ -106,6 +106,11 @@ HEADERS_LEFT_OUT = Counter(
     ["pool", "header"],
     registry=REGISTRY,
 )
+REMEMBERED_BYTES = Gauge(
+    "smetric_remembered_bytes",
+    "Memory of bodies that were read, whose follow-ups are parsed from where they are new (--remember-mib).",
+    registry=REGISTRY,
+)
 BAD_ROUTES = Counter(
     "smetric_bad_routes", "Streams whose x-smetric-* metadata could not be used; the default was.", registry=REGISTRY
 )

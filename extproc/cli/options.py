@@ -121,6 +121,13 @@ def address(text: str) -> Address:
     return Address(host.strip("[]"), int(port))
 
 
+def not_negative(text: str) -> int:
+    """A whole number from 0 on."""
+    if not text.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 0 on")
+    return int(text)
+
+
 def positive(text: str) -> int:
     """A whole number from 1 on."""
     if not text.isdigit() or int(text) < 1:

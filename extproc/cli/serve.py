@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from extproc.app.options import MAX_STREAMS, Options
+from extproc.app.options import MAX_STREAMS, REMEMBER_BYTES, Options
 from extproc.base.headers import TOKEN
 from extproc.cli import long_running, options
 
@@ -37,6 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=30.0,
         metavar="S",
         help="seconds that open streams may take on SIGTERM, default %(default)s",
+    )
+    add(
+        "--remember-mib",
+        type=options.not_negative,
+        default=REMEMBER_BYTES >> 20,
+        metavar="N",
+        help="memory of a process for bodies that it has read: a follow-up is parsed from where it is new; 0 for none, "
+        "default %(default)s",
     )
     add("--no-follow", action="store_true", help="leave the engines' events to other processes (needs redis://)")
     _add_tls(parser)
@@ -128,6 +136,7 @@ def _options(arguments: argparse.Namespace, index: str) -> Options:
         max_streams=arguments.max_streams,
         conformance=arguments.conformance,
         debug_explain=arguments.debug_explain,
+        remember_bytes=arguments.remember_mib << 20,
         watch=arguments.watch,
         log_level=arguments.log_level,
     )

@@ -20,14 +20,15 @@ import msgspec
 from extproc.base.errors import UnreadableBody, UnsupportedApi
 from extproc.base.model import Request
 from extproc.requests import anthropic, chat, limits, responses
+from extproc.requests.beginnings import Beginnings
 from extproc.requests.bodies import document, utf8
 from extproc.requests.paths import Api, api_of
 
 Body = dict[str, Any]
 
 
-def parse(path: str, body: bytes) -> Request:
-    """Read the body of a request to `path`.
+def parse(path: str, body: bytes, beginnings: Beginnings | None = None) -> Request:
+    """Read the body of a request to `path`, with what is remembered of bodies that begin so.
 
     Raises UnsupportedApi for a path that leads to no API of ours, UnreadableBody for a body that is no request of its
     API, and BodyTooCostly for one that holds too much (`limits.py`); no input raises anything else.
@@ -36,7 +37,7 @@ def parse(path: str, body: bytes) -> Request:
     if api is None:
         raise UnsupportedApi(f"not an API whose prompt we can render: {path[:100]!r}")
     try:
-        given = document(body)
+        given = document(body) if beginnings is None else beginnings.document(body)
         if not isinstance(given, dict):
             raise UnreadableBody("the body is not a JSON object")
         return replace(_READERS[api](given), size=len(body))

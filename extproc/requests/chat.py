@@ -19,6 +19,7 @@ import msgspec
 
 from extproc.base.errors import UnreadableBody
 from extproc.requests import limits
+from extproc.requests.beginnings import Known
 from extproc.requests.media import Medium, digest
 
 Json = dict[str, Any]
@@ -66,7 +67,11 @@ def messages(raw: Any) -> list[Json]:
     """The `messages` of a request: at least one."""
     if not isinstance(raw, list) or not raw:
         raise UnreadableBody("`messages` is not a list of at least one message")
-    read = [_message(message) for message in limits.bounded(raw, limits.MESSAGES, "messages")]
+    limits.bounded(raw, limits.MESSAGES, "messages")
+    known = raw.read if isinstance(raw, Known) else ()
+    read = [*known, *(_message(message) for message in raw[len(known) :])]
+    if isinstance(raw, Known):
+        raw.keep(read)
     media = [part for message in read if not isinstance(message["content"], str) for part in message["content"]]
     limits.bounded([part for part in media if isinstance(part, Medium)], limits.MEDIA, "media")
     return read

@@ -124,7 +124,7 @@ def _of_body(pool: Pool, announced: Announced, ask: Ask, body: bytes, most_us: f
     path, turn = ask.path, ask.turn
     known = turn or 0
     try:
-        request = apis.parse(path, body)
+        request = apis.parse(path, body, pool.beginnings)
         known = request.turn if turn is None else turn
         if request.previous_response is not None:
             known_by = request.previous_response if len(request.previous_response) <= paths.MAX_ID else None

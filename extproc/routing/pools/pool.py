@@ -9,6 +9,7 @@ from extproc.base import blocks
 from extproc.base.facts import Fact
 from extproc.base.model import Instance, Role, Source
 from extproc.prompts.renderer import PromptRenderer
+from extproc.requests.beginnings import Beginnings
 from extproc.routing.pools.admission import Subset
 from extproc.routing.pools.ejections import Ejections
 from extproc.routing.pools.few_shot import FewShot
@@ -39,6 +40,7 @@ class Pool:
     followed: set[str] = field(default_factory=set)  # kinds of media that events were seen to go past
     agreement: Agreement = field(default_factory=Agreement)
     ejections: Ejections = field(default_factory=Ejections)
+    beginnings: Beginnings | None = None  # of bodies that were read before; one for all pools of a process
     unhealthy: Set[str] | None = (
         None  # addresses that fail the cluster's health checks; None where it has none to follow
     )
