@@ -15,7 +15,7 @@ help: ## list these commands
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit("Python 3.11 or newer is needed, this is " + sys.version.split()[0] + ": make PYTHON=python3.12 ...") if sys.version_info < (3, 11) else None'
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
-	@echo "installing into $(VENV) (about a minute the first time)"
+	@echo "installing into $(VENV) (a minute or more the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	@touch $@
 
@@ -26,6 +26,7 @@ test: $(READY) ## run all tests, on a real Envoy and a real Redis (ARGS="-k NAME
 	@$(BIN)/python -m pytest $(ARGS)
 
 test-vllm: $(READY) ## test against two real vLLM instances on the CPU (downloads 3.5 GB)
+	@echo "making $(VLLM): 3.5 GB and some minutes the first time, quiet meanwhile"
 	@bash tests/vllm/setup.sh $(VLLM)
 	@SMETRIC_VLLM=$(abspath $(VLLM)) $(BIN)/python -m pytest tests/vllm $(ARGS)
 

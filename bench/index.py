@@ -9,6 +9,7 @@ Redis is started for this on a free port.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import gc
 import random
@@ -19,6 +20,7 @@ import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import ending
 from extproc.index import Change, Index
 from extproc.index.memory import MemoryIndex
 from extproc.index.redis import RedisIndex
@@ -132,6 +134,8 @@ def redis(label: str, server: RedisServer) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.parse_args()
     print("backend    instances  match us to first   bulk keys/s small writes/s engine blk/s  forget us bytes/key")
     asyncio.run(memory())
     for label, binary in BINARIES.items():
@@ -140,4 +144,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ending.run(main)

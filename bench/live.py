@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from bench import ending
 from bench.contest import Result, Setting, play, simulated
 from bench.peers import VENV, Peer
 from loadgen.results.measures import Measures
@@ -87,6 +88,9 @@ def main() -> int:
 def _compare(setting: Setting, args: argparse.Namespace, console: Console) -> int:
     trace = setting.workload()
     policies = [name for name in args.policies.split(",") if name]
+    if args.peers:
+        for peer in PEERS:
+            peer.installed(args.venv)  # before half an hour of our own runs
     expected = [simulated(setting, trace, policy, args.out / f"simulated-{policy}") for policy in policies]
     console.print(_table("simulated", expected))
     live = []
@@ -189,4 +193,4 @@ def _arguments() -> argparse.Namespace:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main, "interrupted; runs that had ended are in --out")

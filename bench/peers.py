@@ -33,6 +33,13 @@ class Peer:
         """What tables call it."""
         return f"{self.program} {self.policy}"
 
+    def installed(self, venv: Path) -> Path:
+        """Its program. Raises StackFailed where it is not there."""
+        program = venv / "bin" / PROGRAMS[self.program][0]
+        if not program.exists():
+            raise StackFailed(f"{program} is not there. {MAKE.format(venv=venv)} brings it")
+        return program
+
 
 class PeerStack(Started):
     """Engines behind a peer, with nothing of ours in between; everything ends with the `with` block.
@@ -49,9 +56,7 @@ class PeerStack(Started):
             StackFailed: the peer is not installed.
         """
         words = PROGRAMS[peer.program]
-        program = venv / "bin" / words[0]
-        if not program.exists():
-            raise StackFailed(f"{program} is not there. {MAKE.format(venv=venv)} brings it")
+        program = peer.installed(venv)
         directory.mkdir(parents=True, exist_ok=True)
         self.engines = [Engine(number, directory, engine_options, events=False) for number in range(engines)]
         port, metrics = free_port(), free_port()

@@ -17,7 +17,6 @@ import io
 import json
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,6 +25,7 @@ from pathlib import Path
 import aiohttp
 from redis import Redis
 
+from bench import ending
 from loadgen.engine.options import MODEL_DIR
 from loadgen.replay.chat_request import CHAT
 from loadgen.replay.replay import UNFINISHED, Options
@@ -261,4 +261,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ending.run(main)

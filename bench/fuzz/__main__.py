@@ -2,8 +2,8 @@
 
 Each target is what reads bytes that others wrote: request bodies, engines' events, Redis's values, Envoy's messages,
 YAML. It promises to raise nothing and to be quick; what breaks that is written to --findings, one file each, and named.
-Inputs are made from the files in tests/fuzz/corpus/TARGET by cutting, joining, bending and repeating them; a finding
-that is mended belongs there. Equal seeds give equal inputs.
+Inputs are made from the files in tests/fuzz/corpus, a folder a target, by cutting, joining, bending and repeating them;
+a finding that is mended belongs there. Equal seeds give equal inputs.
 
   python -m bench.fuzz --inputs 100000                       so many in each target
   python -m bench.fuzz --target bodies --target frames       some of them

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from bench import ending
 from bench.policy_search.cases import PARTS, SMETRIC, Case, Part
 from bench.policy_search.tables import MARGIN_HEAD, against_first, margin
 from loadgen.simulation.sweeps import sweep
@@ -53,4 +54,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ending.run(main, "interrupted; the same command goes on from here")

@@ -72,7 +72,10 @@ def _simulate(plan: Plan, out: Path, jobs: int) -> int:
     """Everything that has no result yet; how many failed."""
     start, clock = datetime.now(UTC), time.monotonic()
     code = made.commit(Path(__file__).parent)
-    workload.studies(plan, out, jobs)
+    _say(f"studying the workload, then simulating: {'five minutes' if plan is QUICK else 'about an hour'} on two cores")
+    _say(f"results are kept in {out}: the same command goes on where this one is stopped")
+    with progress(len(workload.scenarios(plan)), "studying") as studied:
+        workload.studies(plan, out, jobs, studied)
     tuning = grid.tuning(plan)
     with progress(len(tuning), "tuning") as advance:
         tuned = sweep.run(tuning, out / sweep.FILE, jobs=jobs, progress=advance)

@@ -6,7 +6,7 @@ model saturate at a fraction of it. The simulations replay the same profile at t
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from operator import attrgetter
 from pathlib import Path
 
@@ -46,8 +46,8 @@ def scenarios(plan: Plan) -> list[Scenario]:
     ]
 
 
-def studies(plan: Plan, directory: Path, jobs: int) -> list[Study]:
-    """Studies that are kept, or made and kept. Raises OSError and StudyFailed."""
+def studies(plan: Plan, directory: Path, jobs: int, advance: Callable[[], None] = lambda: None) -> list[Study]:
+    """Studies that are kept, or made and kept; `advance` hears of each. Raises OSError and StudyFailed."""
     asked = scenarios(plan)
     kept = read(plan, directory)
     if kept:
@@ -57,6 +57,7 @@ def studies(plan: Plan, directory: Path, jobs: int) -> list[Study]:
         if isinstance(outcome, Failed):
             raise StudyFailed(f"the study of seed {scenario.seed} failed: {outcome.reason}")
         found[scenario.seed] = outcome
+        advance()
     done = [Studied(scenario, found[scenario.seed]) for scenario in asked]
     (directory / FILE).write_bytes(msgspec.json.encode(done) + b"\n")
     return [studied.study for studied in done]

@@ -34,6 +34,7 @@ class EnvoySettings:
     policy: Mapping[str, str] = field(default_factory=dict)  # x-smetric-* without the prefix: {"policy": "smetric"}
     cluster: Mapping[str, Any] = field(default_factory=dict)  # more keys of the cluster's metadata
     body_mode: str = "BUFFERED"
+    message_timeout: str = "1s"  # of the ext_proc filter
 
 
 def render(settings: EnvoySettings, shipped: Path = SHIPPED) -> str:
@@ -72,6 +73,7 @@ def _listener(listener: Node, settings: EnvoySettings) -> None:
         return
     config: Node = extproc["typed_config"]
     config["processing_mode"]["request_body_mode"] = settings.body_mode
+    config["message_timeout"] = settings.message_timeout
     if settings.body_mode == "FULL_DUPLEX_STREAMED":
         config["processing_mode"]["request_trailer_mode"] = "SEND"  # Envoy demands it
         config["processing_mode"]["response_trailer_mode"] = "SEND"  # it would close the stream before the reply ends

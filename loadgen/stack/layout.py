@@ -37,6 +37,8 @@ class StackOptions:
         engine_options: of `python -m loadgen engine`, for all of them.
         cluster: more keys of the engine cluster's `smetric` metadata.
         body_mode: of the ext_proc filter.
+        message_timeout: of the same; longer than an operator's second, for a dozen processes on two cores keep each
+            other waiting.
         roles: of the engines, in their order: "both" (all, by default), "prefill", "decode".
         sidecars: whether a routing sidecar stands in front of each engine that decodes.
         extproc_options: of `python -m extproc serve`.
@@ -55,6 +57,7 @@ class StackOptions:
     engine_options: Sequence[str] = ()
     cluster: Mapping[str, Any] = field(default_factory=dict)
     body_mode: str = "BUFFERED"
+    message_timeout: str = "5s"
     roles: Sequence[str] | None = None
     sidecars: bool = False
     extproc_options: Sequence[str] = ()
@@ -105,6 +108,7 @@ def envoy_yaml(
             policy={key: str(value) for key, value in options.policy.items()},
             cluster=({} if options.events else {"source": "routed"}) | dict(options.cluster),
             body_mode=options.body_mode,
+            message_timeout=options.message_timeout,
         )
     )
 

@@ -197,7 +197,9 @@ async def test_envoy_waits_for_a_slow_prefill_and_a_client_need_not() -> None:
     instance stops computing: it would be busy for minutes otherwise."""
     policy = {"disaggregation": "filter"}
     slow = ["--time-scale", "25"]
-    with Stack(engines=2, roles=("prefill", "decode"), policy=policy, engine_options=slow) as stack:
+    with Stack(
+        engines=2, roles=("prefill", "decode"), policy=policy, engine_options=slow, message_timeout="1s"
+    ) as stack:
         prefill, decode = stack.engines
         answer = await post(stack, chat(("user", WORD * 250), max_tokens=2))
         assert answer.status == 200

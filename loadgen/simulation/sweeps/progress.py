@@ -12,8 +12,8 @@ from loadgen.simulation.sweeps.sweep import Result
 
 
 @contextmanager
-def progress(total: int, text: str = "simulating") -> Iterator[Callable[[Result], None]]:
-    """A bar on stderr, on a terminal alone; to be told of each result."""
+def progress(total: int, text: str = "simulating") -> Iterator[Callable[..., None]]:
+    """A bar on stderr, on a terminal alone; to be told of each result, if there is one to tell."""
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -28,9 +28,9 @@ def progress(total: int, text: str = "simulating") -> Iterator[Callable[[Result]
     task = bar.add_task(text, total=total, failed="")
     failures = 0
 
-    def advance(result: Result) -> None:
+    def advance(result: Result | None = None) -> None:
         nonlocal failures
-        failures += result.error is not None
+        failures += result is not None and result.error is not None
         bar.update(task, advance=1, failed=f"{failures} failed" if failures else "")
 
     with bar:
