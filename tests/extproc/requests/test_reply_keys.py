@@ -1,4 +1,4 @@
-"""turns.py: a conversation with media is told by what was said and shown, however the client writes it."""
+"""reply_keys.py: a conversation with media is told by what was said and shown, however the client writes it."""
 
 from __future__ import annotations
 
