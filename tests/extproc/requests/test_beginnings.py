@@ -161,6 +161,34 @@ def test_lists_of_one_name_are_told_apart(written: bytes) -> None:
         assert beginnings.document(body) == document(body)
 
 
+@pytest.mark.parametrize(
+    "end",
+    [
+        b'], "messages": [{"role": "user", "content": "other"}]}',
+        b'], "\\u006dessages": []}',
+        b", ]}",
+        b',, {"role": "user"}]}',
+        b"}",
+        b'] , "model": NaN}',
+        b'], "model": "again"}',
+        b'], "x": "\\ud800"}',
+        b'], "x": "\xff"}',
+    ],
+)
+def test_what_follows_a_beginning_is_read_as_it_stands(end: bytes) -> None:
+    """A list that comes again behind the remembered one replaces it, and what is no JSON is none."""
+    for turns in (30 - CHANGING, 34):  # right behind what is remembered, and behind some more
+        body = session(turns)
+        body = body[: body.rindex(b'], "tools"')] + end
+        try:
+            plain = document(body)
+        except UnreadableBody:
+            with pytest.raises(UnreadableBody):
+                learned().document(body)
+        else:
+            assert learned().document(body) == plain
+
+
 def test_memory_is_bounded() -> None:
     """What is held stays below the limit, the newest is kept, and 0 keeps nothing."""
     beginnings, most = Beginnings(4 * MIB), 0
