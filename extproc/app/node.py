@@ -181,6 +181,7 @@ class Node:
             self._take(parts)
         for name, pool in settings.pools.items():
             self.pools[name].models = pool.models
+            self.pools[name].prefills.learner.give(pool.pace)
         self._settings = settings
         self.recorder.change(*_by_source(settings))
         self.routes.change(settings.default)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from extproc.base.errors import ConfigError
 from extproc.config import PoolSettings
 from extproc.prompts.renderer import PlainRenderer, Renderer
+from extproc.routing.pace import Learner
 from extproc.routing.pools.pool import Pool
+from extproc.routing.pools.prefills import Prefills
 
 
 def pool_of(settings: PoolSettings) -> Pool:
@@ -18,6 +20,7 @@ def pool_of(settings: PoolSettings) -> Pool:
         models=settings.models,
         block_bytes=settings.prompt_block_bytes,
         source=settings.source,
+        prefills=Prefills(Learner(settings.pace)),
     )
 
 

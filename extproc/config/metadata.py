@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable
 from enum import StrEnum
@@ -12,7 +13,8 @@ from extproc.config.report import Problem, error
 from extproc.config.settings import ADDRESS
 from extproc.routing.route_settings import meant
 
-CLUSTER_KEYS = ("model_dir", "models", "prompt_block_bytes", "source", "engine")
+PACE_KEYS = ("prefill_byte_us", "prefill_depth_bytes", "prefill_fetch_us")
+CLUSTER_KEYS = ("model_dir", "models", "prompt_block_bytes", "source", "engine", *PACE_KEYS)
 ENDPOINT_KEYS = ("kv_events", "kv_replay", "role", "data_parallel_size")
 _HOME = {CLUSTER_KEYS: "the cluster", ENDPOINT_KEYS: "an endpoint (an item of lb_endpoints)"}
 
@@ -81,6 +83,18 @@ class Fields:
             self._error(node, f"{key} is {shown}, which is out of range or no whole number", advice)
             return default
         return value
+
+    def above_nothing(self, key: str) -> float | None:
+        """A number above 0; None where there is none."""
+        node = self._values.get(key)
+        if node is None:
+            return None
+        value = node.plain()
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            shown = value if isinstance(value, int | float) and not isinstance(value, bool) else _kind(value)
+            self._error(node, f"{key} is {shown}", "write a number above 0, or leave it out: it is learnt then")
+            return None
+        return float(value)
 
     def word(self, key: str, words: type[E]) -> E | None:
         """One word of a closed list."""

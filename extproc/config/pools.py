@@ -24,11 +24,12 @@ from extproc.config.envoy_types import (
     read,
 )
 from extproc.config.health_check import health_check
-from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS, Fields
+from extproc.config.metadata import CLUSTER_KEYS, ENDPOINT_KEYS, PACE_KEYS, Fields
 from extproc.config.nodes import Node
 from extproc.config.report import Problem, error, warning
 from extproc.config.settings import DNS_REFRESH_S, Discovery, DnsFamily, Endpoint, PoolSettings
 from extproc.config.topology import smetric
+from extproc.routing.pace import Given
 
 DNS_CLUSTER = "envoy.extensions.clusters.dns.v3.DnsCluster"
 ASSIGNMENT = "envoy.config.endpoint.v3.ClusterLoadAssignment"
@@ -87,8 +88,14 @@ def read_pool(cluster: Located[Cluster], base: Path, problems: list[Problem]) ->
         engine=fields.word("engine", Engine) or Engine.VLLM,
         source=fields.word("source", Source) or _default_source(model_dir, discovery, found),
         health_check=health_check(node, problems),
+        pace=_pace(fields),
         tls=speaks_tls(node),
     )
+
+
+def _pace(fields: Fields) -> Given:
+    byte_us, depth, fetch_us = map(fields.above_nothing, PACE_KEYS)
+    return Given(byte_us and byte_us / 1e6, depth, fetch_us and fetch_us / 1e6)
 
 
 def speaks_tls(cluster: Node) -> bool:

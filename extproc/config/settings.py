@@ -12,6 +12,7 @@ from pathlib import Path
 
 from extproc.base import blocks
 from extproc.base.model import Engine, Gateway, Instance, Role, Source
+from extproc.routing.pace import ALL_LEARNT, Given
 from extproc.routing.route_settings import RouteSettings
 
 ADDRESS = "{address}"  # in an event address: the IP address of the endpoint, bracketed if IPv6
@@ -79,6 +80,7 @@ class PoolSettings:
     source: Source = Source.EVENTS
     engine: Engine = Engine.VLLM
     health_check: HealthCheck | None = None
+    pace: Given = ALL_LEARNT  # what is known of how fast it prefills
     tls: bool = False  # whether Envoy speaks TLS to the instances
 
 

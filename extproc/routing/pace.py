@@ -67,17 +67,31 @@ def stretch(begin: float, end: float) -> tuple[float, float]:
     return (end - begin, (end * end - begin * begin) / 2) if end > begin else (0.0, 0.0)
 
 
+class Given(NamedTuple):
+    """Constants set by hand, as in `Pace`; None is learnt."""
+
+    byte_s: float | None = None
+    depth: float | None = None
+    fetch_s: float | None = None
+
+
+ALL_LEARNT = Given()
+
+
 class Learner:
     """The pace of a pool by its last samples; `given` constants are kept as they are."""
 
-    def __init__(
-        self, *, byte_s: float | None = None, depth: float | None = None, fetch_s: float | None = None
-    ) -> None:
-        self._given = (byte_s, depth, fetch_s)
+    def __init__(self, given: Given = ALL_LEARNT) -> None:
+        self._given = given
         self._computed: deque[Sample] = deque(maxlen=WINDOW)
         self._held: deque[Sample] = deque(maxlen=WINDOW)
         self._fresh = 0
-        self._pace = self._known(Pace())
+        self._pace = self._learnt()
+
+    def give(self, given: Given) -> None:
+        """Other constants are set by hand from now on."""
+        self._given = given
+        self._pace = self._learnt()
 
     @property
     def pace(self) -> Pace:
@@ -102,15 +116,11 @@ class Learner:
         self._fresh += 1
         if self._fresh >= EVERY:
             self._fresh = 0
-            self._pace = self._known(_learnt(self._computed, self._held, self._given[1]))
+            self._pace = self._learnt()
 
-    def _known(self, learnt: Pace) -> Pace:
-        byte_s, depth, fetch_s = self._given
-        return Pace(
-            learnt.byte_s if byte_s is None else byte_s,
-            learnt.depth if depth is None else depth,
-            learnt.fetch_s if fetch_s is None else fetch_s,
-        )
+    def _learnt(self) -> Pace:
+        learnt = _learnt(self._computed, self._held, self._given.depth)
+        return replace(learnt, **{name: value for name, value in self._given._asdict().items() if value is not None})
 
 
 def _learnt(computed: Sequence[Sample], held: Sequence[Sample], depth: float | None) -> Pace:

@@ -153,6 +153,8 @@ TRAPS: dict[str, tuple[Trap, Severity, str, str, str]] = {
     "block size too large": (
         at_pool("prompt_block_bytes", 65537), E, "prompt_block_bytes", "is 65537", "from 16 to 65,536",
     ),
+    "pace of a wrong type": (at_pool("prefill_fetch_us", "fast"), E, "prefill_fetch_us", "a string", "it is learnt"),
+    "pace that cannot be": (at_pool("prefill_byte_us", 0), E, "prefill_byte_us", "is 0", "above 0"),
     "unknown source": (at_pool("source", "event"), E, "source", "did you mean events?", "routed"),
     "unknown engine": (at_pool("engine", "sglan"), E, "engine", "did you mean sglang?", "vllm"),
     "vLLM's own address": (at_endpoint("kv_events", "tcp://*:5557"), E, "kv_events", "an engine listens", "{address}"),

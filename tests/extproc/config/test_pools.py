@@ -9,6 +9,7 @@ import pytest
 from extproc import config
 from extproc.base.model import Engine, Role, Source
 from extproc.config import Discovery, DnsFamily, Endpoint
+from extproc.routing.pace import Given
 from tests.support.envoy_yaml import (
     DELETE,
     ROOT,
@@ -25,6 +26,7 @@ def test_metadata_is_read_from_cluster_and_endpoint(tmp_path: Path) -> None:
     yaml = clean()
     smetric = cluster(yaml, "engines")["metadata"]["filter_metadata"]["smetric"]
     smetric |= {"models": ["llama", "llama-fp8"], "prompt_block_bytes": 512, "source": "routed"}
+    smetric |= {"prefill_byte_us": 3, "prefill_depth_bytes": 60_000}
     first, second, *_ = cluster(yaml, "engines")["load_assignment"]["endpoints"][0]["lb_endpoints"]
     first["metadata"]["filter_metadata"]["smetric"] = {"role": "prefill"}
     second["metadata"]["filter_metadata"]["smetric"] = {
@@ -36,6 +38,7 @@ def test_metadata_is_read_from_cluster_and_endpoint(tmp_path: Path) -> None:
     pool = read(yaml, tmp_path).pools["engines"]
     assert pool.models == {"llama", "llama-fp8"}
     assert (pool.prompt_block_bytes, pool.source) == (512, Source.ROUTED)
+    assert pool.pace == Given(3e-6, 60_000.0)
     assert pool.endpoints[0] == Endpoint("engine-0", 8000, None, None, Role.PREFILL, 1)
     assert pool.endpoints[1] == Endpoint("engine-1", 8000, "tcp://10.0.0.2:70", "tcp://10.0.0.2:80", Role.DECODE, 4)
 

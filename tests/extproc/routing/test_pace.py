@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from extproc.routing.pace import BYTE_S, DEPTH, FEWEST, Learner, Pace, Sample, stretch
+from extproc.routing.pace import BYTE_S, DEPTH, FEWEST, Given, Learner, Pace, Sample, stretch
 
 TRUE = Pace(byte_s=3e-6, depth=60_000.0)  # four times faster than what is taken before the first
 
@@ -93,11 +93,18 @@ def test_a_tier_is_noticed(price: float) -> None:
 
 def test_what_is_set_by_hand_stays() -> None:
     """Each constant for itself; what is not set is fitted to it."""
-    learner = Learner(depth=10_000.0, fetch_s=1e-6)
+    learner = Learner(Given(depth=10_000.0, fetch_s=1e-6))
     for number in range(60):
         learner.note(did(TRUE, 50_000 * (number % 4), 50_000 * (number % 4) + 30_000))
     assert (learner.pace.depth, learner.pace.fetch_s) == (10_000.0, 1e-6)
     assert learner.pace.compute(0, 130_000) == pytest.approx(TRUE.compute(0, 130_000), rel=0.5)
+
+
+def test_what_is_set_by_hand_may_change() -> None:
+    """At once, and what is set no more is learnt again."""
+    learner = Learner(Given(byte_s=1.0))
+    learner.give(Given(depth=7.0))
+    assert learner.pace == Pace(BYTE_S, 7.0, math.inf)
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan, math.inf])

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from extproc.base.facts import Fact
 from extproc.base.load import IDLE, Load
-from extproc.routing.pace import Learner
+from extproc.routing.pace import Given, Learner
 from extproc.routing.pools.loads import Loads, Ticket
 from extproc.routing.pools.prefills import Ended, Prefills, Prompt
 
@@ -21,7 +21,7 @@ class Setup:
 
     def __init__(self) -> None:
         self.loads = Loads()
-        self.prefills = Prefills(Learner(byte_s=1e-6, depth=1e12))  # a microsecond a byte
+        self.prefills = Prefills(Learner(Given(1e-6, 1e12)))  # a microsecond a byte
 
     def send(self, chain: list[int], hit: int = 0, *, instance: str = "i", now: float = 0.0) -> Ticket:
         """Send a prompt of whole blocks and half a block more, of which `hit` blocks are cached."""
@@ -173,7 +173,7 @@ def test_the_usual_time_of_an_instance() -> None:
 
 def test_one_stretch_of_work_is_learnt_once() -> None:
     """Two prompts that share 50,000 bytes, computed in one step of a second: 20 us a byte, not 10."""
-    prefills, loads = Prefills(Learner(depth=1e12)), Loads()
+    prefills, loads = Prefills(Learner(Given(depth=1e12))), Loads()
     for number in range(12):
         chain = range(1000 * number, 1000 * number + 500)
         for _ in range(2):
