@@ -8,10 +8,11 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 
 from redis.asyncio import Connection, Redis, RedisCluster, SSLConnection, UnixDomainSocketConnection
-from redis.asyncio.connection import AbstractConnection
+from redis.asyncio.connection import AbstractConnection, RedisSSLContext
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError, ResponseError
@@ -90,7 +91,26 @@ class _Named(_Introduced, Connection):
 
 
 class _NamedSSL(_Named, SSLConnection):
-    """The same by TLS."""
+    """The same by TLS. Connections share what was read of certificates, until the files are others: to read the
+    system's takes some ten milliseconds, in which no decision is made."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        asked = {name: str(value) for name, value in options.items() if name.startswith("ssl_")}
+        key = tuple(sorted(asked.items())), tuple(map(_changed_at, sorted(asked.values())))
+        if key not in _CONTEXTS:
+            _CONTEXTS.clear()  # of files that were replaced
+            _CONTEXTS[key] = self.ssl_context
+        self.ssl_context = _CONTEXTS[key]
+
+
+_CONTEXTS: dict[object, RedisSSLContext] = {}
+
+
+def _changed_at(file: str) -> int:
+    with suppress(OSError, ValueError):
+        return Path(file).stat().st_mtime_ns
+    return 0
 
 
 class _Local(_Introduced, UnixDomainSocketConnection):

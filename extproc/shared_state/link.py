@@ -112,15 +112,21 @@ class Link:
 
     async def _ask(self) -> Sequence[BaseException]:
         """What says that it is not there, or of no use."""
-        pings = (self._client.execute_command("PING") for _ in range(self._width))
-        results = await asyncio.gather(*pings, return_exceptions=True)
-        errors = [one for one in results if isinstance(one, BaseException) and not _is_there(one)]
+        errors = await self._ping(
+            1
+        )  # one is enough to learn why it is away; a TLS handshake costs us some milliseconds
+        errors = errors or await self._ping(self._width)
         if not errors and isinstance(self._client, RedisCluster):
             # Its nodes answer a PING also where too few of them are left to serve all slots.
             info = await self._client.cluster_info(target_nodes=self._client.get_default_node())
             if info.get("cluster_state") != "ok":
                 errors = [ClusterDownError("CLUSTERDOWN cluster_state:fail")]
         return errors
+
+    async def _ping(self, times: int) -> Sequence[BaseException]:
+        pings = (self._client.execute_command("PING") for _ in range(times))
+        results = await asyncio.gather(*pings, return_exceptions=True)
+        return [one for one in results if isinstance(one, BaseException) and not _is_there(one)]
 
     async def _until_there(self) -> None:
         """Open all connections ahead of the calls: their budgets may be shorter than a TLS handshake takes."""

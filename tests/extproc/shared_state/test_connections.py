@@ -13,8 +13,18 @@ import pytest
 
 from extproc.base.errors import IndexLost, IndexUnavailable
 from extproc.index import Change
+from extproc.processor import tls
 from tests.support.redis_server import WHEEL, RedisServer, redis_server
 from tests.support.shared_index import ADD, CHAIN, opened, until_it_works
+
+
+async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """All that comes, to somebody else."""
+    with suppress(OSError):
+        while data := await reader.read(65536):
+            writer.write(data)
+            await writer.drain()
+    writer.close()
 
 
 async def test_password() -> None:
@@ -42,13 +52,6 @@ async def test_tls(own_redis: RedisServer, tmp_path: Path) -> None:
     subprocess.run(make, check=True, capture_output=True)  # noqa: ASYNC221 - nothing else runs
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(certificate, key)
-
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
 
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", own_redis.port)
@@ -96,13 +99,6 @@ async def test_a_failover_behind_one_address(own_redis: RedisServer) -> None:
     They are given up, and the writer hears that the new one has nothing of its own."""
     ports = [own_redis.port]
 
-    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            while data := await reader.read(65536):
-                writer.write(data)
-                await writer.drain()
-        writer.close()
-
     async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", ports[0])
         await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer))
@@ -118,3 +114,39 @@ async def test_a_failover_behind_one_address(own_redis: RedisServer) -> None:
             await until_it_works(lambda: index.apply(ADD))
             assert await until_it_works(lambda: index.match("pool", CHAIN)) == {"a": 200}
     balancer.close()
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl to make a certificate")
+async def test_why_a_handshake_fails(own_redis: RedisServer, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A certificate that nobody trusts is told as such, and so is a missing file; a file that is replaced counts."""
+    pair = tls.make_self_signed()
+    certificate, key, trusted = tmp_path / "certificate", tmp_path / "key", tmp_path / "trusted"
+    certificate.write_bytes(pair.certificate)
+    key.write_bytes(pair.key)
+    trusted.write_bytes(tls.make_self_signed().certificate)
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(certificate, key)
+
+    async def forward(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        redis_reader, redis_writer = await asyncio.open_connection("127.0.0.1", own_redis.port)
+        await asyncio.gather(pump(reader, redis_writer), pump(redis_reader, writer), return_exceptions=True)
+
+    server = await asyncio.start_server(forward, "127.0.0.1", 0, ssl=context)
+    url = f"rediss://localhost:{server.sockets[0].getsockname()[1]}/0?ssl_ca_certs="
+    for file, told in ((trusted, "CERTIFICATE_VERIFY_FAILED"), (tmp_path / "missing", "No such file")):
+        caplog.clear()
+        async with opened(f"{url}{file}") as index:
+            async with asyncio.timeout(20):
+                while not caplog.messages:
+                    with suppress(IndexUnavailable):
+                        await index.match("pool", CHAIN)
+                    await asyncio.sleep(0.02)
+        assert told in caplog.messages[0]
+    async with opened(f"{url}{trusted}") as index:
+        trusted.write_bytes(pair.certificate)
+        async with asyncio.timeout(20):
+            while not index._reads._there:
+                with suppress(IndexUnavailable):
+                    await index.match("pool", CHAIN)
+                await asyncio.sleep(0.02)
+    server.close()
