@@ -112,9 +112,7 @@ class Link:
 
     async def _ask(self) -> Sequence[BaseException]:
         """What says that it is not there, or of no use."""
-        errors = await self._ping(
-            1
-        )  # one is enough to learn why it is away; a TLS handshake costs us some milliseconds
+        errors = await self._ping(1)  # one is enough to learn why it is away
         errors = errors or await self._ping(self._width)
         if not errors and isinstance(self._client, RedisCluster):
             # Its nodes answer a PING also where too few of them are left to serve all slots.
