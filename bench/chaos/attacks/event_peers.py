@@ -18,6 +18,7 @@ import zmq
 
 _encode = msgspec.msgpack.encode
 FLOOD_BLOCKS = 16  # a message
+STORED_BLOCKS = 512  # a message
 BLOCK = 16  # tokens
 BIG_IDS = 1_000_000  # token ids of one event
 ENDLESS_FRAME = 8 << 20
@@ -64,6 +65,28 @@ def flood(port: int) -> None:
     with _publisher(port) as send:
         while True:
             send(_batch(_stored([next(hashes) for _ in range(FLOOD_BLOCKS)], tokens)))
+
+
+def stores(port: int, blocks_a_second: float) -> None:
+    """Distinct blocks at a steady rate, in messages as large as a long prefill's."""
+    hashes = itertools.count(1)
+    tokens = [100] * (BLOCK * STORED_BLOCKS)
+    began, sent = time.monotonic(), 0
+    with _publisher(port) as send:
+        while True:
+            if sent > blocks_a_second * (time.monotonic() - began):
+                time.sleep(0.001)
+                continue
+            send(_batch(_stored([next(hashes) for _ in range(STORED_BLOCKS)], tokens)))
+            sent += STORED_BLOCKS
+
+
+def clears(port: int) -> None:
+    """A cache that is emptied every moment: an engine whose cache is known."""
+    with _publisher(port) as send:
+        while True:
+            send(_batch({"type": "AllBlocksCleared"}))
+            time.sleep(0.2)
 
 
 def single(port: int) -> None:
@@ -161,6 +184,8 @@ def losses(port: int, engine: str, seed: int) -> None:
 ATTACKS: Mapping[str, Callable[..., None]] = {
     "flood": flood,
     "single": single,
+    "stores": stores,
+    "clears": clears,
     "heavy": heavy,
     "garbage": garbage,
     "nonsense": nonsense,
