@@ -13,7 +13,17 @@ def _quit(_number: int, _frame: FrameType | None) -> None:
     os._exit(130)
 
 
+def _open_standard_files() -> None:
+    """Where one of the three is closed, the next socket would get its number, and what is said there would go to it."""
+    for descriptor in (0, 1, 2):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest number that is free
+
+
 if __name__ == "__main__":
+    _open_standard_files()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, _quit)
     try:

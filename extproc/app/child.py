@@ -13,7 +13,7 @@ from typing import Final
 
 import uvloop
 
-from extproc.app import log, serve
+from extproc.app import log, log_writer, serve
 from extproc.app.child_job import ChildJob, Role, next_job, receive
 from extproc.app.configuration import Changes
 from extproc.base.errors import ConfigError
@@ -32,6 +32,7 @@ def main() -> int:
         print(error, file=sys.stderr)  # noqa: T201 - as a command says it
         return 1
     log.configure(job.options.log_level)
+    log_writer.start()
     try:
         uvloop.run(_run(job))
     except ConfigError as error:

@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 from extproc.admin.explain import Explainer
 from extproc.admin.http import Admin
 from extproc.admin.state import StatePage
-from extproc.app import memory, mismatch_watch, stalls
+from extproc.app import memory, mismatch_watch, ports, stalls
 from extproc.app.options import Address, Options
 from extproc.app.pools import Files, files_of, pool_of
 from extproc.base import metrics
@@ -135,6 +135,7 @@ class Node:
             await self._open("--debug", debug_at, metrics=False, debug=True)
 
     async def _open(self, flag: str, address: Address, *, metrics: bool, debug: bool) -> None:
+        await ports.free({flag: address})
         try:
             await self._admin.start(address.host, address.port, metrics=metrics, debug=debug)
         except OSError as error:

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import gc
 import logging
 import signal
-import socket
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import grpc
 
+from extproc.app import ports
 from extproc.app.configuration import Changes
 from extproc.app.large_bodies import LargeBodies
 from extproc.app.node import Node
@@ -102,6 +101,8 @@ async def serve(
         await health.set(ready=False)
         certificates = tls.source(options.tls_cert, options.tls_key, self_signed=options.tls_self_signed)
         clients = tls.authorities(options.tls_client_ca, certificates)
+        if not await _before(stop, ports.free({"--listen": options.listen, "--health": options.health})):
+            return
         _bind(server, "--listen", options.listen, certificates and credentials(certificates, clients))
         _bind(probes, "--health", options.health)
         if not await _before(stop, node.start()):
@@ -190,20 +191,9 @@ def _record(recorder: Recorder) -> Callable[[Pool, Decision], None]:
 
 def _bind(server: grpc.aio.Server, flag: str, address: Address, secured: grpc.ServerCredentials | None = None) -> None:
     try:
-        _probe(address)
         if secured is None:
             server.add_insecure_port(str(address))
         else:
             server.add_secure_port(str(address), secured)
-    except (RuntimeError, OSError) as error:
+    except RuntimeError as error:
         raise ConfigError(f"{flag}: cannot listen on {address}; is another process there?") from error
-
-
-def _probe(address: Address) -> None:
-    """Raises OSError where the port is taken. gRPC finds out too, and prints a line of its own source about it."""
-    family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
-    try:
-        socket.create_server((address.host, address.port), family=family).close()
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise

@@ -134,6 +134,11 @@ LOOP_STALL_SECONDS = Histogram(
     buckets=(0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5),
     registry=REGISTRY,
 )
+LOG_LINES_LOST = Counter(
+    "smetric_log_lines_lost",
+    "Lines of the log that could not be written: a full disk, a reader that is gone or too slow.",
+    registry=REGISTRY,
+)
 EXCEPTIONS = Counter("smetric_exceptions", "Bugs caught before they cost a request.", ["where"], registry=REGISTRY)
 
 # KV events and the index

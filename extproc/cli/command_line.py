@@ -8,6 +8,7 @@ the exit status.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
@@ -35,10 +36,18 @@ Pools, instances and policy are configured in the Envoy YAML itself (docs/drop-i
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit status."""
+    """Run one command; returns the exit status: 2 also where what it prints cannot be written."""
     chosen = parse(arguments)
     log.configure(chosen.log_level)
-    status: int = chosen.run(chosen)
+    try:
+        status: int = chosen.run(chosen)
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:  # of standard output: commands tell of the files that they read themselves
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # it is written to once more at the end
+        if not isinstance(error, BrokenPipeError):  # who reads no more, as `head`, need not be told
+            print(f"standard output: {error.strerror or error}", file=sys.stderr)
+        return 2
     return status
 
 

@@ -29,9 +29,10 @@ def run(arguments: argparse.Namespace, options_of: Callable[[argparse.Namespace,
     import uvloop
 
     from extproc import config
-    from extproc.app import open_files
+    from extproc.app import log_writer, open_files
     from extproc.shared_state.redis_url import has_secret
 
+    log_writer.start()
     try:
         options = options_of(arguments, index_url(arguments))
         settings = config.load(arguments.envoy_yaml)

@@ -233,7 +233,8 @@ def reports_in(now_ms: int, state: Sequence[bytes]) -> Mapping[str, EventReport]
     reports: dict[str, EventReport] = {}
     for instance, value in named(b"r:", state):
         with suppress(ValueError, struct.error):
-            if now_ms - _STAMP.unpack_from(value)[0] <= REPORT_LIFE_S * 1000:
+            # A report of the future is one by a clock that was set back, or by that of another server before it.
+            if abs(now_ms - _STAMP.unpack_from(value)[0]) <= REPORT_LIFE_S * 1000:
                 reports[instance.decode()] = _read_again(value[_STAMP.size :].decode())
     return reports
 

@@ -2,7 +2,7 @@
 --
 -- ARGV: who asks (8 bytes), ms that its lease on the sweeping lasts, retention in ms, fields to look at
 -- Returns 1 where another step is to follow, 0 where there is nothing to do, or where another process does it.
-local me, lease, retention, fields = ARGV[1], ARGV[2], ARGV[3], ARGV[4]
+local me, lease, retention, fields = ARGV[1], tonumber(ARGV[2]), ARGV[3], ARGV[4]
 local now = clock()
 local state = call('HMGET', STATE, 'epoch', 'sweeper', 'doomed', 'cursor')
 if not state[1] then
@@ -10,7 +10,7 @@ if not state[1] then
 end
 if state[2] and #state[2] == 16 then
   local leader, until_ms = struct.unpack('>c8d', state[2])
-  if leader ~= me and now < until_ms then
+  if leader ~= me and now < until_ms and until_ms <= now + lease then -- beyond that it is of another clock
     return 0
   end
 end

@@ -7,6 +7,9 @@
 -- members do not all want the same. Gives back what exceeds the share, but only where a member came (or `members` is 0):
 -- otherwise an orphan would be given back and taken again for ever.
 --
+-- A deadline further ahead than a lease lasts is of another clock: this server's before it was set back, or that of a
+-- server whose place this one took. It counts from now on, so that a dead follower is succeeded as soon as ever.
+--
 -- Returns the number of members, the instances held, and those that are still free.
 local leases, call = KEYS[1], redis.call
 local me, lease, members_before, orphans = ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3]), tonumber(ARGV[4])
@@ -23,10 +26,16 @@ for i = 1, #all, 2 do
   local deadline = #all[i + 1] >= 8 and struct.unpack('>d', all[i + 1]) or 0
   if not (deadline > now) then
     call('HDEL', leases, all[i])
-  elseif kind == 'm:' then
-    members = members + 1
   else
-    holder[name] = all[i + 1]:sub(9)
+    local who = all[i + 1]:sub(9)
+    if deadline > now + lease then
+      call('HSET', leases, all[i], struct.pack('>d', now + lease) .. who)
+    end
+    if kind == 'm:' then
+      members = members + 1
+    else
+      holder[name] = who
+    end
   end
 end
 

@@ -54,11 +54,18 @@ class Process:
         self._directory = directory
         self._process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *arguments: str, before: str = "", python: Sequence[str] = (), module: str = "extproc") -> None:
+    def start(
+        self,
+        *arguments: str,
+        before: str = "",
+        python: Sequence[str] = (),
+        module: str = "extproc",
+        through: Sequence[str] = (),
+    ) -> None:
         (self._directory / "sitecustomize.py").write_text(FOREGROUND + before)
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
-                [sys.executable, *python, "-m", module, *arguments],
+                [*through, sys.executable, *python, "-m", module, *arguments],
                 cwd=ROOT,
                 env=os.environ | {"PYTHONPATH": str(self._directory), "PYTHONUNBUFFERED": "1"},
                 stdout=log,
@@ -75,6 +82,23 @@ class Process:
         while self.output.count(word) < times:
             assert time.monotonic() < deadline, self.output
             time.sleep(0.02)
+
+    def read_until_listening(self, port: int) -> None:
+        """For a process whose log says nothing."""
+        deadline = time.monotonic() + 60
+        while True:
+            assert self.running, self.output
+            assert time.monotonic() < deadline
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    return
+            time.sleep(0.05)
+
+    def standard_files(self) -> set[str]:
+        """What the three are: socket, pipe, anon_inode, or a path."""
+        assert self._process
+        files = (Path(f"/proc/{self._process.pid}/fd/{number}").readlink() for number in (0, 1, 2))
+        return {str(file).partition(":")[0] for file in files}
 
     def send(self, number: int) -> None:
         assert self._process
@@ -98,7 +122,7 @@ class Process:
 
     def wait(self) -> int:
         assert self._process
-        return self._process.wait(timeout=20)
+        return self._process.wait(timeout=60)  # it may have to start first
 
     def kill(self) -> None:
         if self._process and self._process.poll() is None:
@@ -135,12 +159,15 @@ def test_redis_by_a_name_that_does_not_resolve(process: Process, before: str) ->
 
 
 def test_a_busy_port_is_told_once(process: Process) -> None:
-    """The flag, the address and what to look for; gRPC's own words stay out."""
+    """The flag, the address and what to look for, after the moment in which who is there may end; gRPC's own words
+    stay out."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         process.start(*SERVE, *ANYWHERE, "--listen", address)
         assert process.wait() == 1
-    assert process.output.strip() == f"--listen: cannot listen on {address}; is another process there?"
+    waiting, told = process.output.splitlines()
+    assert waiting.endswith(f"--listen: {address} is taken; waiting for it, at most 5 s")
+    assert told == f"--listen: cannot listen on {address}; is another process there?"
 
 
 def status(port: int, path: str, token: str = "") -> int:
@@ -234,3 +261,16 @@ def test_a_child_gets_the_settings_that_were_checked(process: Process, tmp_path:
             time.sleep(0.05)  # until the test's own timeout
         assert process.end() == 0
         assert "Traceback" not in process.output, process.output
+
+
+@pytest.mark.parametrize("redirection", [">/dev/full 2>&1", "<&- >&- 2>&-"])
+def test_a_log_that_cannot_be_written(process: Process, tmp_path: Path, redirection: str) -> None:
+    """A full disk, or no log at all: it serves all the same, and no socket gets the number of a standard file, where
+    whatever is said to it would go."""
+    ready = redis_server.free_port()
+    command = f'exec "$@" {redirection}'
+    listen = ("--listen", f"127.0.0.1:{ready}", "--health", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
+    process.start(*SERVE, *listen, through=["sh", "-c", command, "sh"])
+    process.read_until_listening(ready)
+    assert process.standard_files() & {"socket", "anon_inode"} == set()
+    assert process.end() == 0

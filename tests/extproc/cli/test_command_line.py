@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from extproc.cli import command_line
+from tests.support.paths import ROOT
 
 
 @pytest.mark.parametrize("command", [[], ["serve"], ["follow"], ["check"], ["policies"]])
@@ -40,3 +41,13 @@ def test_each_command_has_its_module() -> None:
     for name in command_line.COMMANDS:
         with pytest.raises(SystemExit, match="0"):
             command_line.parse([name, "--help"])
+
+
+@pytest.mark.parametrize("command", ["policies", "check envoy/envoy.yaml"])
+def test_what_cannot_be_printed(command: str) -> None:
+    """A full disk is told in one line; a reader that has seen enough, as `head`, hears nothing of it."""
+    shell = f"{sys.executable} -m extproc {command}"
+    told = subprocess.run(["sh", "-c", f"{shell} >/dev/full"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (told.returncode, told.stderr) == (2, "standard output: No space left on device\n")
+    told = subprocess.run(["sh", "-c", f"{shell} | head -c 1"], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (len(told.stdout), told.stderr) == (1, "")

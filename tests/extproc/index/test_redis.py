@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any
@@ -272,7 +273,9 @@ async def test_a_refusal_is_no_other_exception(index: RedisIndex) -> None:
     """Whatever stands under our keys, and whatever Redis refuses, callers see IndexUnavailable."""
     keys = keys_of(index)
     await raw(index, "SET", keys["blocks"], "a string")
-    await raw(index, "HSET", keys["state"], "epoch", "x", "last", "1", "h:a", "short", "r:a", "garbage, too long")
+    now = struct.pack(">d", 1000 * int((await raw(index, "TIME"))[0]))
+    entries = {"epoch": "x", "last": "1", "h:a": "short", "r:a": now + b"garbage, too long"}
+    await raw(index, "HSET", keys["state"], *(word for entry in entries.items() for word in entry))
     for call in (
         index.match("pool", CHAIN),
         index.apply([Change("pool", "a", add=CHAIN)]),
@@ -333,8 +336,9 @@ async def test_the_sweeper_clears_up(index: RedisIndex, open_another: Opener, mo
     assert await raw(index, "HGET", blocks, CHAIN[5].to_bytes(8, "little")) == b"\x00\x00\x01"
 
 
-async def test_one_router_sweeps_at_a_time(open_another: Opener) -> None:
+async def test_one_router_sweeps_at_a_time(open_another: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     """While one has the lease on sweeping, the step of another does nothing."""
+    monkeypatch.setattr(module, "SWEEP_LEASE_S", 60.0)
     first, second = open_another(), open_another()
     await first.apply([Change("pool", "a", forget=True, add=CHAIN)])
     await first.apply([Change("pool", "a", forget=True)])
@@ -346,6 +350,25 @@ async def test_one_router_sweeps_at_a_time(open_another: Opener) -> None:
     assert await raw(first, "HLEN", keys_of(first)["blocks"]) > 1400
     await first.sweep("pool")
     assert await raw(first, "HLEN", keys_of(first)["blocks"]) == 1
+
+
+async def test_what_a_clock_ahead_wrote_is_not_believed(index: RedisIndex) -> None:
+    """Redis's clock is set back, or another server takes its place: a report of the future is nobody's, as its
+    follower reports again within a second if it lives; and a dead router's lease on sweeping stops no other."""
+    await index.apply([Change("pool", "a", add=CHAIN[:5])])
+    await index.report("pool", {"a": EXACT})
+    assert list(await index.reports("pool")) == ["a"]
+    state = keys_of(index)["state"]
+    now_ms = 1000 * int((await raw(index, "TIME"))[0])
+    ahead = struct.pack(">d", now_ms + 3_600_000)
+    report = await raw(index, "HGET", state, "r:a")
+    await raw(index, "HSET", state, "r:a", ahead + report[8:], "sweeper", b"somebody" + ahead)
+    assert await index.reports("pool") == {}
+    await index.report("pool", {"a": EXACT})
+    assert list(await index.reports("pool")) == ["a"]
+    await index.apply([Change("pool", "a", forget=True)])
+    await index.sweep("pool")
+    assert await raw(index, "HLEN", keys_of(index)["blocks"]) == 1
 
 
 async def test_matches_stay_right_while_sweeping(index: RedisIndex) -> None:

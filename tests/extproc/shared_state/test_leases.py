@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 
@@ -80,6 +81,25 @@ async def test_a_dead_replica_is_succeeded(open_leases: Open, monkeypatch: pytes
     dead, alive = open_leases("dead"), open_leases("alive")
     assert [len(held) for held in await rounds([dead, alive])] == [4, 4]
     assert len(await alive.renew("pool", NAMES)) == 4
+    async with asyncio.timeout(10):
+        while await alive.renew("pool", NAMES) != set(NAMES):
+            await asyncio.sleep(0.05)
+
+
+async def test_a_dead_replica_is_succeeded_though_its_clock_was_ahead(
+    open_leases: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that takes another's place has a clock of its own, and clocks are set back: a lease lasts no longer
+    than it should, and who is alive keeps what it holds."""
+    monkeypatch.setattr(leasing, "LEASE_S", 0.5)
+    dead, alive = open_leases("dead"), open_leases("alive")
+    before = await rounds([dead, alive])
+    key = leasing._key(alive._namespace, "pool")
+    for field in await alive._client.execute_command("HKEYS", key):
+        value = await alive._client.execute_command("HGET", key, field)
+        (deadline,) = struct.unpack_from(">d", value)
+        await alive._client.execute_command("HSET", key, field, struct.pack(">d", deadline + 3_600_000) + value[8:])
+    assert await alive.renew("pool", NAMES) == before[1]
     async with asyncio.timeout(10):
         while await alive.renew("pool", NAMES) != set(NAMES):
             await asyncio.sleep(0.05)
