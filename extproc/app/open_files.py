@@ -7,14 +7,16 @@ import resource
 from typing import Final
 
 from extproc.base.model import Source
-from extproc.config import Settings
+from extproc.config import PoolSettings, Settings
 from extproc.config.settings import instances
+from extproc.kv_events import replay_turns
 
 _log = logging.getLogger(__name__)
 
-# Six of ZMQ are measured while a replay is open (events, monitor, replay, and what wakes each socket); a health check
-# and a connection that begins again take one each.
-EACH_INSTANCE: Final = 8
+# Measured (`bench.many_engines`): the connection of the events, its monitor, and what wakes each of these two sockets.
+EACH_INSTANCE: Final = 4
+EACH_REPLAY: Final = 2  # its connection, and what wakes its socket; only so many have one at a time
+HEALTH_CHECKS: Final = 64  # of a pool at a time; as in `instances/health_checks.py`, whose libraries load slowly
 RESERVE: Final = 128  # libraries, listeners, Envoy's connections, Redis, scrapes
 
 
@@ -38,14 +40,21 @@ def attainable() -> int:
 
 def needed(settings: Settings) -> int:
     """What the process that follows the engines opens; names that stand for several addresses count as one."""
-    endpoints = [
-        endpoint
-        for pool in settings.pools.values()
-        if pool.source is Source.EVENTS
+    return RESERVE + sum(map(_of_pool, settings.pools.values()))
+
+
+def _of_pool(pool: PoolSettings) -> int:
+    checked = sum(len(instances(endpoint, endpoint.host)) for endpoint in pool.endpoints)
+    followed = sum(
+        len(instances(endpoint, endpoint.host))
         for endpoint in pool.endpoints
-        if endpoint.kv_events is not None
-    ]
-    return RESERVE + EACH_INSTANCE * sum(len(instances(endpoint, endpoint.host)) for endpoint in endpoints)
+        if pool.source is Source.EVENTS and endpoint.kv_events is not None
+    )
+    return (
+        EACH_INSTANCE * followed
+        + EACH_REPLAY * min(followed, replay_turns.AT_ONCE)
+        + (min(checked, HEALTH_CHECKS) if pool.health_check is not None else 0)
+    )
 
 
 def shortage(settings: Settings, limit: int) -> str | None:

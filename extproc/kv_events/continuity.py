@@ -62,6 +62,11 @@ class Continuity:
         return self._deadline
 
     @property
+    def replaying(self) -> bool:
+        """Whether it waits for the answer to a replay."""
+        return self._state is State.REPLAYING
+
+    @property
     def unanswered(self) -> bool:
         """Whether a replay was asked for and nobody answered."""
         return self._unanswered
@@ -80,6 +85,11 @@ class Continuity:
         """A frame of the newest replay came; its last has the number `END`."""
         self._unanswered = False
         return self._step(self._numbers.replayed(sequence), sequence, payload, now)
+
+    def asked(self, now: float) -> None:
+        """The replay that is wanted is asked for only now, or is still to be: the time for its answer begins."""
+        if self._state is State.REPLAYING:
+            self._deadline = now + REPLAY_TIMEOUT
 
     def tick(self, now: float) -> list[Action]:
         """Time has passed."""

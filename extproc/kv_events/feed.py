@@ -77,6 +77,11 @@ class Feed:
         return self._continuity.knowledge
 
     @property
+    def replaying(self) -> bool:
+        """Whether it waits for the answer to a replay."""
+        return self._continuity.replaying
+
+    @property
     def unanswered(self) -> bool:
         """Whether a replay was asked for and nobody answered."""
         return self._continuity.unanswered
@@ -115,6 +120,10 @@ class Feed:
             return False
         self._todo += self._continuity.replayed(sequence, payload, now)
         return sequence == frames.END
+
+    def asked(self, now: float) -> None:
+        """`replay` is asked for only now, or is still to be."""
+        self._continuity.asked(now)
 
     def step(self, wall_clock: float) -> bool:
         """Do a piece of what is to be done; False if there was nothing."""

@@ -147,9 +147,9 @@ class Sockets:
             self._replay_monitor = None
 
     async def readable(self, woken: asyncio.Event, seconds: float | None) -> None:
-        """Wait until a socket has something, `woken` is set, or so many seconds have passed."""
+        """Wait until a socket has something, `woken` is set, or so many seconds have passed. `woken` is not set then:
+        what sets it while the caller works makes the next call return at once."""
         sockets = [socket for socket in (self._monitor, self._live, self._replay) if socket is not None]
-        woken.clear()
         loop = asyncio.get_running_loop()
         for socket in sockets:
             loop.add_reader(socket.fileno(), woken.set)
@@ -162,6 +162,7 @@ class Sockets:
         finally:
             for socket in sockets:
                 loop.remove_reader(socket.fileno())
+            woken.clear()
 
 
 def _configure(socket: zmq.Socket[bytes], messages: int) -> None:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from extproc.base.errors import IndexUnavailable
 from extproc.base.facts import Fact
@@ -23,12 +23,14 @@ from extproc.kv_events import reachability
 from extproc.kv_events.engines import Decode, frames
 from extproc.kv_events.feed import Feed
 from extproc.kv_events.mirror import Delta, Mirror
+from extproc.kv_events.replay_turns import ReplayTurns
 from extproc.kv_events.sockets import Context, SocketError, Sockets
 from extproc.kv_events.telemetry import Telemetry
 
 SLICE = 0.002  # seconds of work until others get their turn
 INDEX_RETRY = 1.0  # seconds until an index that failed is tried again
 KEYS_AT_ONCE = 4096  # when everything is rewritten
+TURN = 1.0  # seconds until whoever waits for its turn of a replay looks whether somebody does without one
 RESTART = 1.0  # seconds until a subscription begins anew after a bug, doubled each time
 LONGEST_RESTART = 60.0
 
@@ -46,6 +48,7 @@ class Setup:
     turn: asyncio.Lock
     clock: Callable[[], float]
     wall_clock: Callable[[], float]
+    replays: ReplayTurns = field(default_factory=ReplayTurns)
 
 
 class Subscription:
@@ -82,6 +85,15 @@ class Subscription:
         )
 
     @property
+    def waits_for_replay(self) -> bool:
+        """For its turns of replays."""
+        return self._feed.replaying
+
+    def wake(self) -> None:
+        """There may be something to do although nothing comes."""
+        self._woken.set()
+
+    @property
     def _knowledge(self) -> Knowledge:
         return Knowledge.UNKNOWN if self._untold else self._feed.knowledge
 
@@ -113,6 +125,7 @@ class Subscription:
             except Exception:
                 self._telemetry.bug()
             finally:
+                self._setup.replays.give_back(self)
                 if self._looking is not None:
                     self._looking.cancel()
             self._begin()
@@ -137,17 +150,33 @@ class Subscription:
     def _work(self, until: float) -> bool:
         """Receive and apply until then. Returns whether there may be more."""
         feed = self._feed
+        self._ask(self._setup.clock())
         while (now := self._setup.clock()) < until:
             if feed.step(self._setup.wall_clock()):
-                if feed.replay is not None:
-                    self._sockets.ask(frames.request(feed.replay))
-                    feed.replay = None
+                self._ask(now)
             else:
                 heard = self._receive(now)
                 # After what has come, because it may be what was waited for.
                 if not feed.tick(now) and not heard:
                     return False
         return True
+
+    def _ask(self, now: float) -> None:
+        """Ask for the replay that is wanted, if it is our turn; one whose turn is over is given up."""
+        turns, start = self._setup.replays, self._feed.replay
+        mine = turns.has(self) if start is None else turns.take(self, now)
+        if not mine:
+            self._sockets.end_replay()
+        elif start is not None:
+            self._sockets.ask(frames.request(start))
+            self._feed.replay = None
+        if start is not None:
+            self._feed.asked(now)
+
+    def _end_replay(self) -> None:
+        self._sockets.end_replay()
+        self._feed.replay = None
+        self._setup.replays.give_back(self)
 
     def _receive(self, now: float) -> bool:
         """Take what has come: news of the connection first, then a message of each socket. Whether there was any."""
@@ -162,6 +191,7 @@ class Subscription:
             if not connected:
                 self._lost = True
                 self._feed.disconnected(now)
+                self._end_replay()
                 while self._sockets.published() is not None:
                     pass  # of a connection that is gone; the next one begins with a replay of all there is
             else:
@@ -172,7 +202,7 @@ class Subscription:
         if (message := self._sockets.replayed()) is not None:
             heard = True
             if self._feed.replayed(message, now):
-                self._sockets.end_replay()
+                self._end_replay()
         return heard
 
     @property
@@ -203,9 +233,11 @@ class Subscription:
     def _idle_time(self) -> float | None:
         """Seconds until there is something to do although nothing comes."""
         look_at = None if self._reached else self._look_at
-        times = (self._feed.deadline, self._tell_at if self._untold else None, look_at)
+        now = self._setup.clock()
+        turn_at = None if self._feed.replay is None else now + TURN
+        times = (self._feed.deadline, self._tell_at if self._untold else None, look_at, turn_at)
         due = min((time for time in times if time is not None), default=None)
-        return None if due is None else max(0.0, due - self._setup.clock())
+        return None if due is None else max(0.0, due - now)
 
     async def _tell(self) -> None:
         """Bring the index up to date."""

@@ -11,6 +11,7 @@ from extproc import config
 from extproc.app import open_files
 from extproc.base.model import Source
 from extproc.config import Endpoint, Settings
+from extproc.instances import health_checks
 from tests.support.paths import ROOT
 
 SETTINGS = config.load(ROOT / "envoy" / "envoy.yaml")
@@ -23,15 +24,22 @@ def of(count: int, ranks: int = 1, source: Source = Source.EVENTS) -> Settings:
 
 
 def test_a_limit_that_is_too_low_is_told_with_its_numbers() -> None:
-    """180 engines do not fit into the limit of many shells; who follows no events needs less."""
-    told = open_files.shortage(of(180), 1024)
+    """250 engines do not fit into the limit of many shells; who follows no events needs less."""
+    told = open_files.shortage(of(250), 1024)
     assert told is not None
-    assert f"{open_files.needed(of(180))} open files" in told
+    assert f"{open_files.needed(of(250))} open files" in told
     assert "1024 are allowed" in told
-    assert open_files.shortage(of(100), 1024) is None
-    assert open_files.shortage(of(20, ranks=8), 1024) is not None
-    assert open_files.shortage(of(180, source=Source.ROUTED), 1024) is None
-    assert open_files.shortage(of(180), resource.RLIM_INFINITY) is None
+    assert open_files.shortage(of(120), 1024) is None
+    assert open_files.shortage(of(30, ranks=8), 1024) is not None
+    assert open_files.shortage(of(250, source=Source.ROUTED), 1024) is None
+    assert open_files.shortage(of(250), resource.RLIM_INFINITY) is None
+
+
+def test_four_for_each_engine() -> None:
+    """And a number that does not grow with them: replays and health checks take turns."""
+    assert open_files.needed(of(2048)) - open_files.needed(of(1024)) == 4 * 1024
+    assert open_files.needed(of(1024)) - open_files.needed(of(0)) <= 4.5 * 1024
+    assert open_files.HEALTH_CHECKS == health_checks.CONCURRENCY
 
 
 def test_the_limit_is_raised_to_the_hard_one() -> None:
@@ -48,4 +56,4 @@ def test_check_warns_of_this_machine() -> None:
     """By the hard limit, which `serve` will raise the soft one to."""
     command = ["sh", "-c", 'ulimit -n 130; exec "$@"', "sh", sys.executable, "-m", "extproc", "check"]
     told = subprocess.run([*command, "envoy/envoy.yaml"], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "warning: on this machine 160 open files are needed" in told.stdout
+    assert "warning: on this machine 156 open files are needed" in told.stdout

@@ -73,6 +73,24 @@ def following(replay: bool = True) -> Script:
     return script
 
 
+def test_the_time_for_an_answer_begins_when_the_question_is_asked() -> None:
+    """A replay that waits for its turn is not unanswered; one that was asked for is, after a while."""
+    script = Script()
+    assert script("up") == "forget, replay 0"
+    assert script.continuity.replaying
+    for _ in range(10):
+        script.now += 4
+        script.continuity.asked(script.now)
+        assert script("wait 0.5") == ""
+    assert not script.continuity.unanswered
+    script("wait 5")
+    assert script.continuity.unanswered
+    assert not script.continuity.replaying
+    deadline = script.continuity.deadline
+    script.continuity.asked(script.now + 1)
+    assert script.continuity.deadline == deadline, "of one that is asked again later"
+
+
 def test_a_late_joiner_replays_from_the_beginning() -> None:
     """Observation 10, `from0`: all there is, then on with what is heard; what came twice is applied once."""
     script = Script()

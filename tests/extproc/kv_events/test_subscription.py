@@ -7,6 +7,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 
@@ -17,6 +18,7 @@ from extproc.index.redis import RedisIndex
 from extproc.kv_events import follower as following
 from extproc.kv_events import subscription
 from extproc.kv_events.follower import Follower
+from extproc.kv_events.replay_turns import ReplayTurns
 from extproc.prompts.tokenizer.vocabulary import Vocabulary
 from tests.support.following import (
     EVICTING,
@@ -113,6 +115,34 @@ async def test_an_engine_that_never_answers_replays(
     publisher.publish(RECORDED[0])
     await until(lambda: where(follower) == (Knowledge.UNKNOWN, 3))
     assert (await index.sizes(POOL))[NAME] > 10
+
+
+async def test_many_engines_are_asked_in_turn(
+    follower: Follower, publishers: Callable[..., Publisher], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many start at once, few sockets for replays are open; all are known in the end, and those that never
+    answer hold up the others only for a while."""
+    monkeypatch.setattr("extproc.kv_events.continuity.REPLAY_TIMEOUT", 0.2)
+    monkeypatch.setattr("extproc.kv_events.replay_turns.KEPT_S", 0.2)
+    monkeypatch.setattr(subscription, "TURN", 0.1)
+    follower._setup = replace(follower._setup, replays=ReplayTurns(2))
+    engines = {f"10.0.0.{number}:8000": publishers(answers=number % 3 > 0) for number in range(9)}
+    for publisher in engines.values():
+        publisher.publish(*RECORDED[:3])
+    most = 0
+
+    def settled() -> bool:
+        nonlocal most
+        open_now = [one for one in follower._subscriptions.values() if one._sockets._replay is not None]
+        most = max(most, len(open_now))
+        return all(
+            where(follower, name) == ((Knowledge.EXACT, 2) if publisher._answers else (Knowledge.UNKNOWN, -1))
+            for name, publisher in engines.items()
+        )
+
+    follower.follow([instance(publisher, name) for name, publisher in engines.items()])
+    await until(settled)
+    assert most <= 3, "one whose turn has just ended may still have to close"
 
 
 async def test_an_engine_with_a_short_memory(
