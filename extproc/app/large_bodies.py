@@ -15,8 +15,9 @@ from extproc.app.readers import BUDGET_S, OverBudget, Readers, command
 from extproc.base.errors import TakesLong
 from extproc.base.model import Reason
 from extproc.config import PoolSettings
+from extproc.requests.apis import models_named
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, Query
+from extproc.routing.query import Ask, Query, pool_named
 from extproc.routing.reading import MOST_US, Announcements, Reading, at_once
 
 _ANSWERS = msgspec.msgpack.Decoder(Answer)
@@ -44,7 +45,8 @@ class LargeBodies:
         except TakesLong:
             pass
         candidates = [_candidate(pool, announced) for pool in pools]
-        unread = Reading(pools[0], Query(ask.turn or 0, degraded=Reason.BODY_TOO_COSTLY))
+        likely = pool_named(pools, announced, models_named(ask.body or b""))
+        unread = Reading(likely, Query(ask.turn or 0, degraded=Reason.BODY_TOO_COSTLY))
         if not self._names.issuperset(pool.name for pool in pools):
             return unread  # of a configuration that is being taken over
 

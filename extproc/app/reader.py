@@ -26,8 +26,9 @@ from extproc.app import log
 from extproc.app.reader_job import LENGTHS, Answer, Candidate, Job, PoolFacts, Question
 from extproc.base.model import Reason
 from extproc.prompts.renderer import PlainRenderer, Renderer
+from extproc.requests.apis import models_named
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, Query
+from extproc.routing.query import Ask, Query, pool_named
 from extproc.routing.reading import Reading, at_once
 
 READ_S: Final = 0.25  # of the processor, for one body: 16 MB of an agent take half of it, and others wait
@@ -74,7 +75,8 @@ def _answer(pools: Mapping[str, Pool], head: bytes, body: bytes) -> Answer:
         finally:
             _alarm(0, 0)
     except (_OutOfTime, MemoryError):
-        read = Reading(asked[0], Query(question.turn or 0, degraded=Reason.BODY_TOO_COSTLY))
+        likely = pool_named(asked, announced.__getitem__, models_named(body))
+        read = Reading(likely, Query(question.turn or 0, degraded=Reason.BODY_TOO_COSTLY))
     return Answer(read.pool.name, read.query)
 
 

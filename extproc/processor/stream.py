@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from extproc.base import headers, metrics
@@ -24,6 +24,7 @@ from extproc.processor.messages import Decide, Output, Prefill, Prefilled, Seen
 from extproc.processor.prefiller import Outcome, Prefiller, PrefillFailed
 from extproc.processor.routes import Metadata
 from extproc.processor.shared_token import Access
+from extproc.requests.apis import models_named
 from extproc.requests.responses import IdReader
 from extproc.routing import digests
 from extproc.routing.disaggregation.bodies import decode_body
@@ -216,10 +217,12 @@ class Stream:
 
     def _asked(self, wanted: Decide, route: RouteSettings) -> Ask:
         body, degraded = wanted.body, wanted.degraded
+        models: Sequence[str] = ()
         if body is not None and len(body) > route.max_body:
+            models = models_named(body) if len(route.clusters) > 1 else ()
             body, degraded = None, Reason.BODY_TOO_LARGE
         path, turn = wanted.headers.get(":path", ""), explicit_turn(wanted.headers)
-        return Ask(path, body, degraded, turn, self._subset(wanted))
+        return Ask(path, body, degraded, turn, models, self._subset(wanted))
 
     def _route(self) -> RouteSettings:
         return self._services.route(self._metadata)

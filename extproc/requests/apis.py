@@ -11,6 +11,7 @@ the engine judges them in both cases.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +26,9 @@ from extproc.requests.bodies import document, utf8
 from extproc.requests.paths import Api, api_of
 
 Body = dict[str, Any]
+
+_ENDS_BYTES = 4096
+_MODEL = re.compile(rb'"model"\s*:\s*"([\x21\x23-\x5b\x5d-\x7e]{1,256})"')
 
 
 def parse(path: str, body: bytes, beginnings: Beginnings | None = None) -> Request:
@@ -56,6 +60,15 @@ def model_of(body: bytes) -> str | None:
         return msgspec.json.decode(utf8(body), type=_Named).model
     except (UnreadableBody, msgspec.DecodeError, RecursionError):
         return _model_of_odd(body)
+
+
+def models_named(body: bytes | memoryview) -> Sequence[str]:
+    """The models that a body seems to ask for, by its first and last bytes alone: for one that is too long to be read.
+
+    In a text quotation marks are escaped, so this is a key of the body, or of an object within it.
+    """
+    ends = bytes(body[:_ENDS_BYTES]), bytes(body[-_ENDS_BYTES:])
+    return [found.decode() for end in ends for found in _MODEL.findall(end)]
 
 
 def _model_of_odd(body: bytes) -> str | None:

@@ -18,7 +18,7 @@ from extproc.requests.media import Medium
 BYTE_US: Final = 0.008  # decoding, template, UTF-8 and keys of a long text
 OTHER_BYTE_US: Final = 0.08  # ... where there is more than ASCII: it may have to be normalised
 BRACKET_US: Final = 1.5  # an object or a list: decoded, checked, put in the engine's order
-COMMA_US: Final = 0.13  # a number, or one more key of an object
+COMMA_US: Final = 0.2  # a number, or one more key of an object
 ITEM_US: Final = 20.0  # what a template goes through for a message, a part of one, or a call
 MEDIUM_US: Final = 60.0  # an image, audio or video: the prompt is rendered twice, and its text behind it made loose
 COPY_US: Final = 0.0006  # of templates that copy what they have written: for each message, a byte of the body

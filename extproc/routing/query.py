@@ -39,6 +39,7 @@ class Ask:
     body: bytes | memoryview | None = None
     degraded: Reason | None = None  # why there is no body
     turn: int | None = None  # the client's own word; None where it said nothing
+    models: Sequence[str] = ()  # that a body which is not read seems to ask for
     subset: Subset | None = None  # the gateway's hint: choose among these
 
 
@@ -89,6 +90,13 @@ def explicit_turn(headers: Mapping[str, str]) -> int | None:
     """The turn that a framework tags its requests with; None where there is no tag, or no number in it."""
     text = headers.get(TURN, "").strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) <= MAX_TURN_DIGITS else None
+
+
+def pool_named(pools: Sequence[Pool], announced: Callable[[str], Announced], models: Sequence[str]) -> Pool:
+    """The pool of the first of these models that any serves; the first pool where none does."""
+    served = [(pool, model) for model in models for pool in pools]
+    known = (pool for pool, model in served if model in pool.models or announced(pool.name).get(model))
+    return next(known, pools[0])
 
 
 def pool_for(pools: Sequence[Pool], announced: Callable[[str], Announced], body: bytes | None) -> Pool:

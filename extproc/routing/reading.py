@@ -14,7 +14,7 @@ from extproc.base.errors import TakesLong
 from extproc.requests.cost import decoding_us
 from extproc.routing.lora import Announced
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, Query, pool_for, read
+from extproc.routing.query import Ask, Query, pool_for, pool_named, read
 
 Announcements = Callable[[str], Announced]  # by a pool's name: the LoRA adapters that its engines announced
 
@@ -56,5 +56,6 @@ def at_once(pools: Sequence[Pool], announced: Announcements, ask: Ask, most_us: 
         most_us -= decoding_us(bytes(body))
         if most_us < 0:
             raise TakesLong("there is too much in it")
-    pool = pool_for(pools, announced, None if body is None else bytes(body))
+    named = pool_named(pools, announced, ask.models)
+    pool = named if body is None else pool_for(pools, announced, bytes(body))
     return Reading(pool, read(pool, announced(pool.name), ask, most_us))

@@ -105,6 +105,10 @@ async def test_a_costly_body_goes_by_load_with_its_reason(bodies: LargeBodies) -
         assert (read.query.degraded, read.query.turn) == (Reason.BODY_TOO_COSTLY, 3)
     assert (await bodies.read([POOLS[1]], announced, CASES["a session of 2 MB"])).query.degraded is None
 
+    for ends in (b'{"model":"plain","x":[' + b"[],[{}]," * (15 << 17) + b"0]}", costly[:-1] + b',"model": "plain"}'):
+        read = await bodies.read(POOLS[::-1], announced, Ask(CHAT, ends))
+        assert (read.query.degraded, read.pool.name) == (Reason.BODY_TOO_COSTLY, "plain"), "who serves its model"
+
     hasty = LargeBodies(SETTINGS, budget_s=0.0)
     read = await hasty.read([POOLS[1]], announced, CASES["whose turn the client tells"])
     assert (read.query.degraded, read.query.turn) == (Reason.BODY_TOO_COSTLY, 7)

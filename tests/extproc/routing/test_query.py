@@ -10,8 +10,10 @@ from hypothesis import strategies as st
 
 from extproc.base.model import Reason
 from extproc.prompts.renderer import PlainRenderer
+from extproc.requests import apis
 from extproc.routing.pools.pool import Pool
-from extproc.routing.query import Ask, Query, explicit_turn, pool_for, read
+from extproc.routing.query import Ask, Query, explicit_turn, pool_for, pool_named, read
+from extproc.routing.reading import at_once
 
 POOL = Pool("pool", PlainRenderer())
 
@@ -61,3 +63,21 @@ def test_keys_have_the_secret_of_the_pool() -> None:
     assert (none.chain, none.degraded) == ((), Reason.INDEX_UNAVAILABLE)
     assert (none.turn, none.prompt) == (one.turn, one.prompt)
     assert "secret" not in repr(secret)
+
+
+@pytest.mark.parametrize(
+    ("body", "chosen"),
+    [
+        (b'{"model": "b", "messages": [' + b'"x",' * 10_000 + b"0]}", "b"),
+        (b'{"messages": [' + b'"x",' * 10_000 + b'0], "model":"b"}', "b"),
+        (b'{"messages": ["\\"model\\": \\"b\\"' + b"x" * 40_000 + b'"], "model": "a"}', "a"),
+        (b'{"tools": [{"model": "none of ours"}], "x": "' + b"x" * 40_000 + b'", "model": "b"}', "b"),
+        (b'{"messages": [' + b'"x",' * 10_000 + b"0]}", "a"),
+    ],
+    ids=["first", "last", "in a text", "in an object", "nowhere"],
+)
+def test_a_body_that_is_not_read_goes_where_its_model_is(body: bytes, chosen: str) -> None:
+    """By its first and last bytes; else an engine that does not know the model would refuse what another serves."""
+    pools = [Pool(name, PlainRenderer(), frozenset({name})) for name in ("a", "b")]
+    assert pool_named(pools, lambda _: {}, apis.models_named(body)).name == chosen
+    assert at_once(pools, lambda _: {}, Ask("/v1/chat/completions", models=apis.models_named(body))).pool.name == chosen
