@@ -110,8 +110,13 @@ class Sockets:
             self._replay_inflow.whole()
         return message
 
-    def endless(self) -> bool:
-        """Whether a peer sends a message that does not end, and so fills memory: to be asked now and then."""
+    def check(self) -> bool:
+        """Whether there is something to take: a message, or that a peer's does not end, and so fills memory.
+
+        To be called now and then. Who is told so must wake up: a socket says once that it has something, whoever asks,
+        and `readable` would wait on, deaf, until the socket is full and the connection breaks.
+        """
+        waiting = False
         while _noted(self._replay_monitor, self._replay_inflow) is not None:
             pass
         for socket, inflow, address in (
@@ -122,9 +127,10 @@ class Sockets:
                 continue
             if int(socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN:
                 inflow.whole()
+                waiting = True
             elif inflow.unfinished() > UNFINISHED:
                 self._endless = str(address)
-        return bool(self._endless)
+        return waiting or bool(self._endless)
 
     def ask(self, request: list[bytes]) -> None:
         """Ask for a replay, on a fresh socket: answers to an earlier request are void."""

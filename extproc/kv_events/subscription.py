@@ -105,7 +105,7 @@ class Subscription:
 
     def check(self) -> None:
         """To be called now and then: gives a peer up that fills memory with a message that does not end."""
-        if self._sockets.endless():
+        if self._sockets.check():
             self._woken.set()
 
     def remove_metrics(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 
@@ -74,6 +75,23 @@ async def test_an_address_that_cannot_be_used_is_said_once(
     await asyncio.sleep(0.2)
     assert where(follower) == (Knowledge.UNKNOWN, -1)
     assert len([record for record in caplog.records if "nonsense" in record.getMessage()]) == 1
+
+
+async def test_a_check_does_not_swallow_the_news_of_a_message(publishers: Callable[..., Publisher]) -> None:
+    """ZMQ tells once that a message has come. Where the check hears it first, it says so, and nobody waits for ever."""
+    publisher, woken, context = publishers(replay=None), asyncio.Event(), sockets.new_context()
+    followed = sockets.Sockets(context, publisher.events, None)
+    with context, followed.opened():
+        while followed.connection() is not True:
+            await asyncio.sleep(0.01)
+        waiting = asyncio.create_task(followed.readable(woken, None))
+        await asyncio.sleep(0.1)
+        publisher.publish(RECORDED[0])
+        time.sleep(0.3)  # the message has come, and the loop has not looked yet  # noqa: ASYNC251
+        if followed.check():
+            woken.set()
+        await asyncio.wait_for(waiting, 5)
+        assert followed.published() is not None
 
 
 @asynccontextmanager
