@@ -98,9 +98,9 @@ def configured(engines: list[Mapping[str, object]], directory: Path) -> Path:
     return path
 
 
-def measure(count: int, soft: int, seconds: float, engines: list[Mapping[str, object]], directory: Path) -> None:
+def measure(count: int, limits: str, seconds: float, engines: list[Mapping[str, object]], directory: Path) -> None:
     listen, health, metrics = free_ports(3)
-    serve = ["sh", "-c", f'ulimit -Sn {soft}; exec "$@"', "sh", sys.executable, "-m", "extproc", "serve"]
+    serve = ["sh", "-c", f'{limits}; exec "$@"', "sh", sys.executable, "-m", "extproc", "serve"]
     serve += ["--envoy-yaml", str(configured(engines, directory)), "--listen", f"{HOST}:{listen}"]
     serve += ["--health", f"{HOST}:{health}", "--metrics", f"{HOST}:{metrics}"]
     began = time.monotonic()
@@ -129,7 +129,8 @@ def measure(count: int, soft: int, seconds: float, engines: list[Mapping[str, ob
     finally:
         server.terminate()
         server.wait()
-    print((directory / "serve.log").read_text()[:1000])
+    log = (directory / "serve.log").read_text()
+    print(log[:1000], "...", log[-1000:], sep="\n")
 
 
 def main() -> None:
@@ -137,11 +138,15 @@ def main() -> None:
     parser.add_argument("--engines", type=int, default=1024)
     parser.add_argument("--silent", action="store_true", help="no replay is answered")
     parser.add_argument("--soft-limit", type=int, default=1024, help="of open files, at the start (%(default)s)")
+    parser.add_argument("--hard-limit", type=int, help="the one that cannot be raised; as it is by default")
     parser.add_argument("--seconds", type=float, default=120.0, help="until the engines must be known (%(default)s)")
     parser.add_argument("--publish", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.publish:
         publish(arguments.engines, silent=arguments.silent)
+    limits = f"ulimit -Sn {arguments.soft_limit}"
+    if arguments.hard_limit is not None:
+        limits += f"; ulimit -Hn {arguments.hard_limit}"
     command = [sys.executable, "-m", "bench.many_engines", "--publish", "--engines", str(arguments.engines)]
     command += ["--silent"] * arguments.silent
     publishing = subprocess.Popen(command, stdout=subprocess.PIPE)
@@ -149,7 +154,7 @@ def main() -> None:
         assert publishing.stdout is not None
         engines = json.loads(publishing.stdout.readline())
         with tempfile.TemporaryDirectory() as directory:
-            measure(arguments.engines, arguments.soft_limit, arguments.seconds, engines, Path(directory))
+            measure(arguments.engines, limits, arguments.seconds, engines, Path(directory))
     finally:
         publishing.kill()
         publishing.wait()

@@ -63,6 +63,6 @@ def shortage(settings: Settings, limit: int) -> str | None:
     if limit == resource.RLIM_INFINITY or count <= limit:
         return None
     return (
-        f"{count} open files are needed to follow these engines and {limit} are allowed: beyond them the server hears "
-        "no request. Raise the hard limit (ulimit -Hn, LimitNOFILE=, --ulimit nofile=)"
+        f"{count} open files are needed to follow these engines and {limit} are allowed: some would not be followed. "
+        "Raise the hard limit (ulimit -Hn, LimitNOFILE=, --ulimit nofile=)"
     )
