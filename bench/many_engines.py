@@ -129,8 +129,8 @@ def measure(count: int, limits: str, seconds: float, engines: list[Mapping[str, 
     finally:
         server.terminate()
         server.wait()
-    log = (directory / "serve.log").read_text()
-    print(log[:1000], "...", log[-1000:], sep="\n")
+    said = (directory / "serve.log").read_text()
+    print(said[:1000], "...", said[-1000:], sep="\n")
 
 
 def main() -> None:
