@@ -175,10 +175,12 @@ async def test_a_headless_service_becomes_instances(tmp_path: Path) -> None:
         asked.append(host)
         return [ip_address(address) for address in answers[min(len(asked), len(answers)) - 1]]
 
-    discovery = Discovery(settings(pools_file(tmp_path)), lambda _, instances: seen.append(instances), resolve)
-    (follower,) = discovery._followers
-    await follower.look()
-    await follower.look()
+    configured = settings(pools_file(tmp_path))
+    (watcher,) = map(
+        Discovery(configured, lambda _, found: seen.append(found), resolve)._make, configured.pools.values()
+    )
+    await watcher.look()
+    await watcher.look()
     assert set(asked) == {one("Service", "vllm-pods")["metadata"]["name"]}
     port = service_ports("vllm-pods")[8000]
     first, second = seen
