@@ -44,7 +44,7 @@ docs: $(READY) ## write again the parts of docs/ that are made from code
 	@$(BIN)/python -m docs.tools.pages
 
 bench: $(READY) ## run every benchmark; they print tables, and fail where a request was not decided
-	@for name in start prompt policies index events decision profile cost; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
+	@for name in start prompt policies index large_pool events decision profile cost; do echo "== $$name"; $(BIN)/python -m bench.$$name || exit 1; done
 
 dist: $(READY) ## build the wheel into dist/
 	@$(BIN)/python -m pip wheel --quiet --disable-pip-version-check --no-deps -w dist .

@@ -141,7 +141,9 @@ async def compare(arguments: argparse.Namespace, directory: Path) -> None:
                 redis = stack.enter_context(_started(Redis(directory)))
                 for workers in (1, arguments.workers):
                     name = f"ours, Redis, {workers} workers"
-                    makes.append(partial(gateways.ours, workers=workers, index=redis.url, name=name))
+                    makes.append(
+                        partial(gateways.ours, workers=workers, index=f"{redis.url}?budget_ms=5000", name=name)
+                    )
             if arguments.peers:
                 makes += [partial(gateways.peer, *words) for words in PEERS]
             systems = [await asyncio.to_thread(stack.enter_context, make(directory, engines)) for make in makes]
