@@ -17,6 +17,7 @@ PACKAGES: Final = ("extproc", "loadgen")
 
 # Test files that mirror no module: what they test is more than one.
 WIDER: Final = {
+    "extproc/index/test_memory_bound.py": "what docs/performance.md says of the memory of index and mirror",
     "extproc/app/test_process.py": "`python -m extproc` as a process",
     "extproc/config/test_checks.py": "every check, by an Envoy YAML that it refuses",
     "extproc/config/test_models.py": "checks of several files: the model chooses the pool",
