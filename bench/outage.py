@@ -34,6 +34,7 @@ import zmq
 from redis import Redis
 
 from bench.soak import Tally, agents, workload
+from extproc.app.workers import STRIDE
 from loadgen.stack.parts import get
 from loadgen.stack.stack import Stack
 
@@ -200,8 +201,9 @@ def replace_events(stack: Stack, address: str) -> None:
 
 
 def applied(stack: Stack, instance: str) -> float:
-    """Blocks of an instance that the router was told of, and read."""
-    lines = (get(f"{stack.metrics_url}/metrics") or b"").decode().splitlines()
+    """Blocks of an instance that were read of its events: the child says so that follows them, beside one worker."""
+    host, _, port = stack.metrics_url.rpartition(":")
+    lines = (get(f"{host}:{int(port) + STRIDE}/metrics") or b"").decode().splitlines()
     mine = (line for line in lines if line.startswith("smetric_event_blocks_total{") and instance in line)
     return sum(float(line.rpartition(" ")[2]) for line in mine)
 
