@@ -104,12 +104,24 @@ class Real:
             Child(f"vllm-{number}", arguments, log, lambda: get(f"http://{HOST}:{port}/health") is not None),
         )
 
-    def start(self, stack: ExitStack) -> None:
-        """Everything, engines one after the other: two cores carry one start at a time."""
+    def prepare(self) -> None:
+        """Make the model, and set what engines look for in their environment."""
         environment = {"VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
         environment |= {"VLLM_SERVER_DEV_MODE": "1", "VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1"}
         os.environ.update(environment)
         subprocess.run([f"{VENV}/bin/python", str(Path(__file__).parent / self._maker), str(self.model)], check=True)
+
+    def start_engine(self, stack: ExitStack) -> None:
+        """One engine, and nothing before it."""
+        self.prepare()
+        child = self.engines[0][-1]
+        stack.callback(child.stop)
+        child.start()
+        child.wait_ready(START_S)
+
+    def start(self, stack: ExitStack) -> None:
+        """Everything, engines one after the other: two cores carry one start at a time."""
+        self.prepare()
         redis = [redis_server(), "--port", str(self.redis_port), "--bind", HOST, "--save", ""]
         serve = [sys.executable, "-m", "extproc", "serve", "--envoy-yaml", str(self.directory / "envoy.yaml")]
         serve += ["--listen", f"{HOST}:{self.listen}", "--health", f"{HOST}:{self.health}"]
