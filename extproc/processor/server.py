@@ -31,6 +31,7 @@ _log = logging.getLogger(__name__)
 # A 64 MiB body, the largest that the shipped Envoy configuration lets through, and room for its envelope.
 MAX_MESSAGE_BYTES = 80 * 1024 * 1024
 LOOKAHEAD_BYTES = 1024 * 1024  # most bodies whole
+AGAIN_S = 60.0  # until another message out of order is told of
 LEAVE_S = 1.0  # for streams to end in good order after a drain; what has not then is cut off
 # Of every server of ours, the one for health probes too.
 BASIC = (
@@ -57,6 +58,7 @@ class Processor:
         self._services = services
         self.streams = 0  # open at the moment
         self._leaving = asyncio.Event()
+        self._said: float | None = None  # when a message out of order was last told of
         self._idle: set[asyncio.Task[Any]] = set()  # of streams that wait for Envoy, and that Envoy could do without
 
     def handler(self) -> grpc.GenericRpcHandler:
@@ -88,9 +90,8 @@ class Processor:
                     else:
                         yield output
                     del output  # it may hold the request's body, and the next message comes when the engine answers
-        except ProtocolViolation as violation:
-            metrics.EXCEPTIONS.labels("exchange").inc()
-            _log.warning("Envoy sent a message out of order (%s); its request goes on without us", violation)
+        except (ProtocolViolation, wire.NoMessage) as violation:
+            self._violated(context.peer(), violation)
         except Exception:
             metrics.EXCEPTIONS.labels("stream").inc()
             _log.exception("a bug ended an ext_proc stream; its request goes on without us")
@@ -99,6 +100,14 @@ class Processor:
                 stream.close()
             self.streams -= 1
             metrics.STREAMS.dec()
+
+    def _violated(self, peer: str, violation: Exception) -> None:
+        """Count a message that Envoy would not send, and say so now and then: who sends one may send thousands."""
+        metrics.EXCEPTIONS.labels("exchange").inc()
+        now = time.monotonic()
+        if self._said is None or now - self._said >= AGAIN_S:
+            self._said = now
+            _log.warning("%s sent a message out of order (%s); its request goes on without us", peer, violation)
 
     def leave(self) -> None:
         """End, in good order, every stream that Envoy can do without: it goes on with the request, and fails nothing.

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest, ProcessingResponse
+from google.protobuf.message import DecodeError
 
 from extproc.base.headers import NAMESPACE, SERVED, SUBSET, SUBSET_NAMESPACE
 from extproc.processor import large_body, messages
@@ -44,10 +45,17 @@ _MODES = {
 _NUMBERS = {mode: number for number, mode in _MODES.items()}
 
 
+class NoMessage(ValueError):
+    """Whoever sent this is no Envoy, or one of a time that we do not know."""
+
+
 def decode(data: bytes) -> Event:
-    """One ProcessingRequest. Raises google.protobuf's DecodeError or ValueError on bytes that are none."""
+    """One ProcessingRequest. Raises NoMessage on bytes that are none."""
     large = large_body.taken_out(data) if len(data) > large_body.LEAST_BYTES else None
-    message = ProcessingRequest.FromString(data if large is None else large.rest)
+    try:
+        message = ProcessingRequest.FromString(data if large is None else large.rest)
+    except DecodeError as error:
+        raise NoMessage("bytes that are no ProcessingRequest") from error
     kind = message.WhichOneof("request")
     if kind == "request_headers":
         return messages.RequestHeaders(
@@ -70,7 +78,7 @@ def decode(data: bytes) -> Event:
         return messages.ResponseBody(message.response_body.body, message.response_body.end_of_stream, _modes(message))
     if kind == "response_trailers":
         return messages.ResponseTrailers()
-    raise ValueError(f"a ProcessingRequest without a known message: {kind}")
+    raise NoMessage(f"a ProcessingRequest without a known message: {kind}")
 
 
 def encode(answer: Answer) -> bytes:

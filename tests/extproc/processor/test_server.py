@@ -14,6 +14,7 @@ from envoy.service.ext_proc.v3.external_processor_pb2 import ProcessingRequest
 
 from extproc.base import metrics
 from extproc.base.headers import TOKEN
+from extproc.processor import wire
 from extproc.processor.messages import Decide, RequestBody
 from extproc.routing.route_settings import RouteSettings
 from tests.support.ext_proc_client import BODY, Served, answered, ask, body, headers, message, until_idle
@@ -34,6 +35,22 @@ async def test_a_message_out_of_order_ends_the_stream_well(served: Served, caplo
     assert await stream.code() is grpc.StatusCode.OK
     assert metrics.EXCEPTIONS.labels("exchange")._value.get() == before + 1
     assert "out of order" in caplog.text
+
+
+@pytest.mark.parametrize("noise", [b"\xff" * 100, b"", b"\x0a\xff\xff\xff\xff\xff"])
+async def test_noise_is_no_bug_and_is_told_of_once(
+    served: Served, caplog: pytest.LogCaptureFixture, noise: bytes
+) -> None:
+    """Whoever reaches the port may send anything, a thousand times: each ends its own stream, none logs a traceback."""
+    before = metrics.EXCEPTIONS.labels("stream")._value.get()
+    call = served.channel.stream_stream(f"/{wire.SERVICE}/{wire.METHOD}")
+    for _ in range(3):
+        stream = call()
+        await stream.write(noise)
+        assert await stream.read() is grpc.aio.EOF
+    assert metrics.EXCEPTIONS.labels("stream")._value.get() == before
+    assert caplog.text.count("out of order") == 1
+    assert "Traceback" not in caplog.text
 
 
 async def test_a_bug_ends_the_stream_well(served: Served, caplog: pytest.LogCaptureFixture) -> None:
