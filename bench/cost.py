@@ -31,6 +31,7 @@ from bench.gateways import Gateway
 from loadgen.stack.parts import Redis
 
 CHAT = "/v1/chat/completions"
+JSON = {"content-type": "application/json"}
 SIZES = {"1KB": (1_000, 3), "40KB": (40_000, 20), "400KB": (400_000, 190), "2MB": (2_000_000, 900)}
 PEERS = (("vllm-router", "round_robin"), ("vllm-router", "cache_aware"), ("smg", "round_robin"), ("smg", "cache_aware"))
 NEW = b"a0b1c2d3e4f5"  # stands in each message where a first sight is to differ
@@ -75,7 +76,7 @@ async def requests(url: str, bodies: Bodies, count: int, clients: int) -> list[f
         async def client() -> None:
             for payload in payloads:
                 started = time.perf_counter()
-                async with http.post(url + CHAT, data=payload) as answer:
+                async with http.post(url + CHAT, data=payload, headers=JSON) as answer:
                     await answer.read()
                     if answer.status != 200:
                         raise SystemExit(f"{url} answered {answer.status}: {await answer.text()}")
