@@ -10,12 +10,14 @@ An address with the host `*`, `0.0.0.0` or `[::]` is one that we bind and the en
 from __future__ import annotations
 
 import asyncio
+import resource
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from extproc.kv_events import replay_turns
 from extproc.kv_events.inflow import Inflow
 
 MESSAGES = 16  # that wait in a socket of ours; the engine's own queue holds a hundred thousand more
@@ -26,6 +28,8 @@ HEARTBEAT_MS = 5000  # a peer that is silent three times so long is gone, though
 LONGEST_RECONNECT_MS = 1000  # between attempts to connect
 
 _CONNECTIONS = zmq.EVENT_CONNECTED | zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED  # their values are descriptors
+_OTHER_FILES = 128  # of the process
+
 _BOUND = ("tcp://*:", "tcp://0.0.0.0:", "tcp://[::]:")
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -39,8 +43,19 @@ class SocketError(Exception):
 def new_context() -> Context:
     """A context for the sockets of many instances."""
     context = zmq.Context()
-    context.max_sockets = context.get(zmq.SOCKET_LIMIT)  # three an instance; the default ends at 341
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most: int = context.get(zmq.SOCKET_LIMIT)
+    context.max_sockets = most if files == resource.RLIM_INFINITY else min(most, sockets_for(files))
     return context
+
+
+def sockets_for(files: int) -> int:
+    """How many sockets fit: three an instance, with four open files, and one a replay, with two (`app/open_files.py`).
+
+    The default ends at 341 instances. More than there are files for would take those of the sockets that are there, and
+    of everything else in the process.
+    """
+    return max(64, replay_turns.AT_ONCE + (files - _OTHER_FILES - 2 * replay_turns.AT_ONCE) * 3 // 4)
 
 
 class Sockets:

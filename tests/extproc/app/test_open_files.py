@@ -12,6 +12,7 @@ from extproc.app import open_files
 from extproc.base.model import Source
 from extproc.config import Endpoint, Settings
 from extproc.instances import health_checks
+from extproc.kv_events import replay_turns, sockets
 from tests.support.paths import ROOT
 
 SETTINGS = config.load(ROOT / "envoy" / "envoy.yaml")
@@ -40,6 +41,13 @@ def test_four_for_each_engine() -> None:
     assert open_files.needed(of(2048)) - open_files.needed(of(1024)) == 4 * 1024
     assert open_files.needed(of(1024)) - open_files.needed(of(0)) <= 4.5 * 1024
     assert open_files.HEALTH_CHECKS == health_checks.CONCURRENCY
+
+
+def test_who_has_enough_files_has_enough_sockets() -> None:
+    """What is enough by the one reckoning is enough by the other: three sockets an engine, and those of replays."""
+    for count in (128, 300, 1024, 5000):
+        assert sockets.sockets_for(open_files.needed(of(count))) >= 3 * count + replay_turns.AT_ONCE
+        assert sockets.sockets_for(4 * count) < 3 * count
 
 
 def test_the_limit_is_raised_to_the_hard_one() -> None:
