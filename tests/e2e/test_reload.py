@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 
 import pytest
 import yaml
 
+from loadgen.stack.parts import get
 from loadgen.stack.stack import MEMORY, REDIS, Stack
 from tests.e2e.test_failures import steadily
 from tests.support.agents import WORD, chat, decision, loads, post, until
+from tests.support.routers import hit
 
 
 def configured(stack: Stack, engines: list[int], **cluster: object) -> None:
@@ -72,13 +73,12 @@ async def test_a_pool_whose_prompts_look_different_is_made_anew() -> None:
         question = [("system", f"a session {WORD * 40}"), ("user", "begin")]
         first = await post(stack, chat(*question))
         configured(stack, [0, 1], prompt_block_bytes=64)
+        await until(
+            lambda: b'smetric_reloads_total{outcome="applied"} 1.0' in (get(f"{stack.metrics_url}/metrics") or b"")
+        )
         follow_up = chat(*question, ("assistant", "yes"), ("user", "go on"))
-        async with asyncio.timeout(20):
-            while True:
-                answer = await post(stack, follow_up)
-                made = await decision(stack, answer)
-                if made["block_bytes"] == 64 and made["reason"] == "stick":
-                    break
-                await asyncio.sleep(0.1)
-        assert answer.engine == first.engine
-        assert made["hit_bytes"] % 64 == 0
+        (engine,) = (one for one in stack.engines if one.address == first.engine)
+        await until(lambda: hit(stack, engine, follow_up) > 0, 20)
+        answer = await post(stack, follow_up)
+        made = await decision(stack, answer)
+        assert (made["block_bytes"], made["reason"], answer.engine) == (64, "stick", first.engine)
