@@ -207,9 +207,9 @@ class Exchange:
 
     def _whole(self) -> bytes | memoryview:
         """The body that has come, joined at most once: a large one is many milliseconds."""
-        if len(self._body) != 1:
+        if len(self._body) > 1:
             self._body = [b"".join(self._body)]
-        return self._body[0]
+        return self._body[0] if self._body else b""  # none has come: no piece of it may be sent on either
 
     def _leave_deciding(self, state: State) -> None:
         if self.state is not State.DECIDING:

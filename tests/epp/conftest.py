@@ -62,7 +62,7 @@ class Picker:
 
     def in_flight(self) -> dict[str, int]:
         """Requests in flight, by instance."""
-        return {name: count for name, (count, _) in self.loads.snapshot("pool").items()}
+        return {name: count for name, (count, *_) in self.loads.snapshot("pool").items()}
 
 
 def _route(metadata: Sequence[tuple[str, str]]) -> RouteSettings:

@@ -248,7 +248,7 @@ class RealEnvoy:
 
     def in_flight(self) -> int:
         """Requests that the processor counts, of all instances."""
-        return sum(count for count, _ in self.served.loads.snapshot("pool").values())
+        return sum(count for count, *_ in self.served.loads.snapshot("pool").values())
 
     def running(self) -> int:
         """Requests that the engines work on."""

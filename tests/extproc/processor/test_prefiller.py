@@ -13,6 +13,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from extproc.base import metrics
+from extproc.base.load import Load
 from extproc.base.model import Disaggregation, Instance, Role
 from extproc.index.memory import MemoryIndex
 from extproc.processor.messages import (
@@ -302,7 +303,7 @@ async def test_loads_while_a_prompt_is_prefilled(build: Build) -> None:
     held = made.loads.snapshot("pool")
     assert held[prefill][0] == 1
     assert held[prefill][1] > 1_000
-    assert held[decode] == (1, 0)
+    assert held[decode] == Load(1)
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
     assert made.loads.snapshot("pool") == {}
@@ -317,7 +318,7 @@ async def test_unprefilled_bytes_fall_with_the_answer_of_the_prefill(build: Buil
     stream = made.stream()
     for _ in range(3):
         await anext(stream)
-    assert made.loads.snapshot("pool") == {"10.0.0.9:8000": (1, 0)}
+    assert made.loads.snapshot("pool") == {"10.0.0.9:8000": Load(1)}
     await stream.aclose()  # type: ignore[attr-defined]
     assert made.loads.snapshot("pool") == {}
 
