@@ -16,7 +16,6 @@ from loadgen.workloads.trace import Trace, common
 from loadgen.workloads.traces import own_jsonl
 from loadgen.workloads.traces.lines import TraceError
 
-LATER = time.time() + 9
 SYSTEM = {"role": "system", "content": "secret plans of the house " * 200}
 
 
@@ -73,12 +72,13 @@ def test_nothing_that_was_said_is_written(tmp_path: Path, tokens: Tokens) -> Non
 def test_a_folder_of_bodies(tmp_path: Path, tokens: Tokens) -> None:
     """A file is a bare body or an object as in JSONL; what cannot be rendered is counted."""
     first, second = session("one", 2)
+    later = time.time() + 9  # than the file's own time
     (tmp_path / "1.json").write_text(json.dumps({"messages": first}), "utf-8")
     (tmp_path / "2.json").write_text(
-        json.dumps({"time": LATER, "output_tokens": 7, "duration_s": 2, "body": {"messages": second}}), "utf-8"
+        json.dumps({"time": later, "output_tokens": 7, "duration_s": 2, "body": {"messages": second}}), "utf-8"
     )
     (tmp_path / "3.json").write_text(json.dumps({"messages": "none"}), "utf-8")
-    (tmp_path / "4.json").write_text(json.dumps({"time": LATER, "path": "/v1/embeddings", "body": {}}), "utf-8")
+    (tmp_path / "4.json").write_text(json.dumps({"time": later, "path": "/v1/embeddings", "body": {}}), "utf-8")
     trace, left_out = read(tmp_path, tokens)
     assert left_out == 2
     assert [(request.turn, request.parent) for request in trace.requests] == [(0, None), (1, "0")]
