@@ -1,6 +1,7 @@
 """What every process of the product has: pools that follow Envoy's clusters, an index, an admin port.
 
-It builds the parts from the settings and wires them together; `serve` runs it.
+It builds the parts from the settings and wires them together; `serve` runs it. One file, of a little over 300 lines, so
+that what is wired to what, at the start and when the configuration changes, is read in one place.
 """
 
 from __future__ import annotations
